@@ -416,7 +416,7 @@ PRINTED: list[Callable[[list[Any]], str]] = [
     repr,
     json.dumps,
     lambda items: str(np.array(items, dtype=object)),
-    lambda items: repr(np.array(items, dtype=object)).removeprefix("array(").removesuffix(", dtype=object)"),
+    lambda items: np.array2string(np.array(items, dtype=object), separator=", "),
 ]
 
 

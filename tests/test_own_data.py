@@ -104,6 +104,51 @@ def test_a_part_that_is_split_off_is_drawn_and_the_same_every_time(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"train": "train[:20]"}, r"divides a whole split, but task.train=train\[:20\] is a part of one"),
+        ({"validation": {"validation": "dev"}}, "there is task.validation.validation=dev\n.*task.validation=null"),
+        ({"validation": {"a": "a", "b": "b"}}, "there is task.validation.a=a, task.validation.b=b"),
+    ],
+)
+def test_a_split_off_beside_other_parts_is_refused(fields: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    """One of both would have no effect: a user believed that a fifth of the rows was held out."""
+    with pytest.raises(UserError, match=rf"task.split_off=0.2: .*{problem}"):
+        task(two_files(tmp_path / "d"), split_off=0.2, **fields)
+
+
+@pytest.mark.parametrize("train", ["*", "[dt]*"])
+def test_two_splits_that_read_one_file_are_refused(train: str, tmp_path: Path) -> None:
+    """``*`` has the files of validation too; a student was selected on rows that it was trained on."""
+    folder = two_files(tmp_path / "d")
+    own = task(folder, train=train, validation={"validation": "dev"})
+    with pytest.raises(UserError, match=r"task.train=.*: reads dev.csv in .*, and so does task.validation.*=dev\n"):
+        own.spec()
+    assert task(folder, train="train[:10]", validation={"validation": "train[10:]"}).spec()
+
+
+def test_a_corpus_is_not_validated_on_what_it_is_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "validation.txt").write_text("three\n")
+    part = CorpusPart(dataset=str(tmp_path), columns=["text"], train="*", validation="validation")
+    with pytest.raises(UserError, match=r"parts.*: reads validation.txt in .*, and so does parts.validation=v.*\n"):
+        part.spec()
+    with pytest.raises(UserError, match=r"parts.validation=train: has rows of the training split train\n"):
+        CorpusPart(dataset=str(tmp_path), columns=["text"], validation="train")
+
+
+@pytest.mark.parametrize(
+    "split", ["train[0.5:]", "train[:0.9]", "train[.:]", "train[1.2.3:]", "train[-5:]", "train[a:b]"]
+)
+def test_a_part_that_is_none_is_refused(split: str, tmp_path: Path) -> None:
+    """``train[0.5:]`` was all rows from row 0 on."""
+    with pytest.raises(UserError, match=r"task.train=train\[.*: does not name a part: .*\n.*train\[:90%\] \(a share\)"):
+        task(two_files(tmp_path / "d"), train=split)
+    with pytest.raises(UserError, match="is more than 100%"):
+        task(two_files(tmp_path / "e"), train="train[:150%]")
+
+
+@pytest.mark.parametrize(
     ("train", "other", "shared"),
     [
         ("train", "train", True),

@@ -18,11 +18,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.corpora import CorpusPart
+from distill_runner.datasets.corpora import CorpusPart, TransferSet
 from distill_runner.datasets.readers.dataset import BY_CLASS, SplitSlice
 from distill_runner.datasets.readers.files import file_format
 from distill_runner.datasets.readers.table import TableRecord, recorded_tables
-from distill_runner.datasets.readers.tables import data_fingerprint, inspect_columns, read_columns, read_rows
+from distill_runner.datasets.readers.tables import (
+    data_fingerprint,
+    inspect_columns,
+    read_columns,
+    read_rows,
+    read_table,
+)
+from distill_runner.tasks import make_task
 
 Frame = dict[str, list[str]]
 
@@ -524,3 +531,70 @@ def test_what_is_read_from_a_file_is_in_its_fingerprint(tmp_path: Path) -> None:
 def test_marks_of_all_encodings_are_known() -> None:
     for mark in (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
         assert mark
+
+
+def classes_of(names: list[str] | None) -> Any:
+    import datasets
+
+    label = datasets.Value("int64") if names is None else datasets.ClassLabel(names=names)
+    return datasets.Features({"text": datasets.Value("string"), "label": label}).arrow_schema
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [(["a", "b"], ["a", "b"], ["a", "b"]), (["a", "b"], None, ["a", "b"]), (None, ["a", "b"], ["a", "b"])],
+)
+def test_files_of_a_split_have_one_list_of_classes(
+    first: list[str] | None, second: list[str] | None, expected: list[str], tmp_path: Path
+) -> None:
+    """With the names of the first file alone, all labels of a second file with another order were wrong."""
+    own = tmp_path / "d"
+    own.mkdir()
+
+    def write(number: int, names: list[str] | None) -> None:
+        content = pyarrow.table({"text": ["x", "y"], "label": [0, 1]}, schema=classes_of(names))
+        pyarrow.parquet.write_table(content, own / f"train-0000{number}-of-00002.parquet")
+
+    write(0, first)
+    write(1, second)
+    task = make_task(
+        name="own", dataset=str(own), metrics=["accuracy"], max_length=8, epochs=1, validation={"v": "train"}, train="x"
+    )
+    assert read_table(task, "train").class_names == expected
+    write(1, ["b", "a"] if second != ["b", "a"] and first else ["c"])
+    if first:
+        message = refusal(lambda: read_table(task, "train"))
+        assert "the classes of 'label' are ['a', 'b'] in train-00000-of-00002.parquet, but ['b', 'a'] in" in message
+
+
+def test_what_is_no_text_is_not_read_as_one(tmp_path: Path) -> None:
+    """NaN became the text "nan", and a list of words its Python form, with brackets and quotes."""
+    (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": NaN}\n{"text": null}\n{}\n{"text": 2}\n')
+    assert list(part(tmp_path).documents("train")) == [["one"], ["2"]]
+    (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": ["a", "b"]}\n')
+    assert "parts.columns=text: row 1 of split 'train' holds a list instead of a text" in refusal(
+        lambda: list(part(tmp_path).documents("train"))
+    )
+    (tmp_path / "train.jsonl").write_text('{"text": "", "n": 0}\n{"text": "two", "n": 0}\n{"text": NaN, "n": 0}\n')
+    inputs = {"name": "own", "parts": {"inputs": {"dataset": str(tmp_path), "columns": ["text", "n"]}}}
+    assert TransferSet(**inputs).examples().texts == [["two"], ["0"]]
+    (tmp_path / "train.jsonl").write_text('{"text": ["a"], "label": 1}\n{"text": ["b"], "label": 0}\n')
+    inputs["parts"] = {"inputs": {"dataset": str(tmp_path), "columns": ["text"]}}
+    assert "a row holds a list instead of a text" in refusal(lambda: TransferSet(**inputs).examples())
+
+
+@pytest.mark.parametrize("value", ["NaN", "null"])
+def test_a_task_refuses_a_text_that_is_missing(value: str, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(f'{{"text": "good", "label": 1}}\n{{"text": {value}, "label": 0}}\n')
+    task = make_task(
+        name="own",
+        dataset=str(tmp_path),
+        metrics=["accuracy"],
+        max_length=8,
+        epochs=1,
+        columns=["text"],
+        train="train",
+        validation={"v": "dev"},
+        labels=[0, 1],
+    )
+    assert "row 1 of split 'train' holds no text" in refusal(lambda: task.examples("train"))

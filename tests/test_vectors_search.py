@@ -142,3 +142,51 @@ def test_a_folder_without_queries_is_refused(tmp_path: Path) -> None:
     (folder / "queries.jsonl").unlink()
     with pytest.raises(UserError, match=r"has no file queries\.jsonl"):
         retrieval(folder).examples("dev")
+
+
+def test_judgments_are_no_texts_to_train_on(tmp_path: Path) -> None:
+    """The run said that it was trained on qrels/train.tsv, and had read the whole corpus."""
+    folder = beir(tmp_path)
+    fields = {"name": "search", "dataset": str(folder), "validation": {"validation": "dev"}, "max_length": 16}
+    for key, value in (("train", "dev"), ("train", "queries"), ("config", "fr")):
+        with pytest.raises(UserError, match=f"task.{key}={value}: "):
+            make_task(type="retrieval", epochs=1, metrics=["ndcg_at_10"], **fields | {key: value})
+
+
+@pytest.mark.parametrize(("title", "text"), [("NaN", '"one"'), ('"one"', "null"), ("null", '"one"')])
+def test_a_missing_title_or_text_is_no_word(title: str, text: str, tmp_path: Path) -> None:
+    folder = beir(tmp_path)
+    (folder / "corpus.jsonl").write_text(
+        f'{{"_id": "d1", "title": {title}, "text": {text}}}\n{{"_id": "d3", "text": "b"}}\n'
+    )
+    assert retrieval(folder).examples("corpus").texts[0][0] == "one"
+    (folder / "corpus.jsonl").write_text('{"_id": "d1", "text": ["a", "b"]}\n')
+    with pytest.raises(UserError, match=r"corpus.jsonl has a list instead of a text in row 0"):
+        retrieval(folder).examples("corpus")
+
+
+def test_the_encoding_of_a_folder_is_read(tmp_path: Path) -> None:
+    folder = beir(tmp_path)
+    (folder / "corpus.jsonl").write_bytes('{"_id": "d1", "text": "caf\u00e9"}\n'.encode("cp1252"))
+    fields = {"name": "search", "dataset": str(folder), "validation": {"validation": "dev"}, "max_length": 16}
+    task = make_task(type="retrieval", epochs=1, metrics=["ndcg_at_10"], encoding="cp1252", **fields).resolved()
+    assert task.examples("corpus").texts == [["caf\u00e9"]]
+
+
+def judged_pairs(**fields: Any) -> Any:
+    task = make_task(type="embeddings", **fields).resolved()
+    return task.examples(task.validation["validation"])
+
+
+def test_scores_are_required_where_pairs_are_judged(tmp_path: Path) -> None:
+    """A validation part of the training split is judged by its scores, although training texts need none."""
+    (tmp_path / "pairs.csv").write_text("a,b,score\n" + "".join(f"x{n},y{n},{n % 5}\n" for n in range(20)))
+    fields: dict[str, Any] = {"name": "own", "dataset": str(tmp_path / "pairs.csv"), "max_length": 8, "split_off": 0.2}
+    fields |= {"epochs": 1, "metrics": ["spearman"], "columns": ["a", "b"]}
+    with pytest.raises(UserError, match=r"task.label=label: "):
+        judged_pairs(**fields)
+    task = make_task(type="embeddings", label="score", train_columns=["a"], **fields).resolved()
+    judged = task.examples(task.validation["validation"])
+    assert len(judged.texts) == 2
+    assert judged.labels is not None
+    assert len(task.examples(task.train).texts) == 1

@@ -1,6 +1,5 @@
 """Columns of the data: which are the texts and the label if the user does not say so, and which give labels away."""
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, format_list
-from distill_runner.datasets.readers.table import DIGITS, TEXT
+from distill_runner.datasets.readers.table import DIGITS, TEXT, is_missing
 from distill_runner.datasets.readers.tables import listed_names
 
 LABEL = "label"
@@ -52,7 +51,7 @@ MIN_NAME, MAX_NAMED = 4, 12
 
 def is_empty(value: Any) -> bool:
     """Return whether a cell of a table holds nothing."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+    return value == "" or is_missing(value)
 
 
 def infer_label(label_columns: list[str], names: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
-from distill_runner.datasets.readers.table import TEXT, TableRecord
+from distill_runner.datasets.readers.table import TEXT, TableRecord, text_of
 from distill_runner.datasets.readers.tables import (
     SplitTable,
     column_names,
@@ -32,6 +32,7 @@ from distill_runner.tasks.columns import (
     text_candidates,
 )
 from distill_runner.tasks.scores import SCORE_FIELDS, ScoredTask
+from distill_runner.tasks.splits import VALIDATION
 
 _WRITTEN_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
 """A number as programs write it; 007 and +1 are text."""
@@ -67,14 +68,27 @@ class TextTask(ScoredTask):
     @model_validator(mode="before")
     @classmethod
     def _slices_of_split_off(cls, fields: Any) -> Any:
-        """Translate ``split_off`` into slices of the training split for ``train`` and ``validation``."""
+        """Translate ``split_off`` into slices of the training split for ``train`` and ``validation``.
+
+        Raises:
+            UserError: the training split is a part already, or there is another validation split.
+        """
         share = fields.get("split_off") if isinstance(fields, Mapping) else None
-        train = str(fields.get("train", "train")) if share else ""
-        if not isinstance(share, int | float) or not 0 < share < 1 or "[" in train:
+        if not isinstance(share, int | float) or not 0 < share < 1:
             return fields
-        cut, order = f"{100 * (1 - share):g}%", cls.slice_order
-        name = next(iter(fields.get("validation") or {"validation": ""}))
-        return {**fields, "train": f"{train}[{order}:{cut}]", "validation": {name: f"{train}[{order}{cut}:]"}}
+        train, validation = fields.get("train") or "train", fields.get("validation") or {VALIDATION: VALIDATION}
+        name, cut, order = str(train).partition("[")[0], f"{100 * (1 - share):g}%", cls.slice_order
+        train_part, validation_part = f"{name}[{order}:{cut}]", f"{name}[{order}{cut}:]"
+        if not isinstance(validation, Mapping) or (train == train_part and [*validation.values()] == [validation_part]):
+            return fields  # translated before, or refused later
+        if train != name:
+            problem = f"divides a whole split, but task.train={train} is a part of one"
+            raise UserError("task.split_off", share, problem, "Give both parts: train[:900] and train[900:1000].")
+        if len(validation) > 1 or any(key != split for key, split in validation.items()):
+            listed = ", ".join(f"task.validation.{key}={split}" for key, split in validation.items())
+            problem = f"makes a validation split of task.train, but there is {listed}"
+            raise UserError("task.split_off", share, problem, "Leave out one of them: task.validation=null")
+        return {**fields, "train": train_part, "validation": {VALIDATION: validation_part}}
 
     @model_validator(mode="after")
     def _reads_no_label_as_text(self) -> Self:
@@ -300,15 +314,15 @@ def _texts(values: list[Any], column: str, split: str) -> list[str]:
     Raises:
         UserError: a value is missing or is no text, such as a list of tokens.
     """
+    texts = list[str]()
     for row, value in enumerate(values):
-        if not isinstance(value, str | int | float):
-            content = "no text" if value is None else f"a {type(value).__name__} instead of a text"
-            problem = f"row {row} of split '{split}' holds {content}"
-            raise UserError("task.columns", column, problem, "Remove or repair such rows.")
-    texts = [str(value) for value in values]
-    for row, text in enumerate(texts):
         try:
-            text.encode()
+            texts.append(text_of(value))
+        except ValueError as error:
+            problem = f"row {row} of split '{split}' holds {error}"
+            raise UserError("task.columns", column, problem, "Remove or repair such rows.") from error
+        try:
+            texts[-1].encode()
         except UnicodeEncodeError as error:
             problem = f"row {row} of split '{split}' holds half of a surrogate pair, which is no character"
             raise UserError("task.columns", column, problem, "Repair this row: its text was cut.") from error

@@ -10,9 +10,10 @@ import numpy as np
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from distill_runner.common.assumptions import Assumption, assumptions_field
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, format_list
 from distill_runner.common.schema import Schema
-from distill_runner.datasets.readers.dataset import Dataset
+from distill_runner.datasets.readers.dataset import Dataset, splits_overlap
+from distill_runner.datasets.readers.table import is_missing, text_of
 from distill_runner.datasets.readers.tables import data_fingerprint, read_rows, read_table
 from distill_runner.datasets.tokenization import Examples
 
@@ -59,6 +60,14 @@ class CorpusPart(Dataset):
             raise ValueError(f"must be a regular expression: {error}") from error
         return expression
 
+    @model_validator(mode="after")
+    def _validates_on_other_rows(self) -> Self:
+        if self.validation is not None and splits_overlap(self.train, self.validation):
+            problem = f"has rows of the training split {self.train}"
+            remedy = "Give two parts, as train[:90%] and train[90%:], or null, which holds documents out."
+            raise UserError(f"{self.key}.validation", self.validation, problem, remedy)
+        return self
+
     @property
     def key(self) -> str:
         return self._key
@@ -89,8 +98,8 @@ class CorpusPart(Dataset):
     def _documents(self, split: str, stream: bool) -> Iterator[list[str]]:
         document, previous_name, has_text = list[str](), None, False
         for number, row in enumerate(read_rows(self, split, download=not stream)):
-            texts = [str(row[column]).strip() for column in self.columns if row[column] is not None]
-            name = row[self.document_column] if self.document_column else None
+            texts = [self._text(row.get(column), column, number, split) for column in self.columns]
+            name = row.get(self.document_column) if self.document_column else None
             if document and self._starts_document(number, texts, name != previous_name):
                 yield document
                 document = []
@@ -102,12 +111,20 @@ class CorpusPart(Dataset):
         if not has_text:
             raise UserError(self.split_key(split), split, f"no text in the column {', '.join(self.columns)}")
 
+    def _text(self, value: Any, column: str, row: int, split: str) -> str:
+        """Return a cell as text, an empty one if it holds no value; raises a ``UserError`` for a list and the like."""
+        try:
+            return "" if is_missing(value) else text_of(value).strip()
+        except ValueError as error:
+            problem = f"row {row} of split '{split}' holds {error}"
+            raise UserError(f"{self.key}.columns", column, problem, "Name columns of texts.") from error
+
     def _starts_document(self, number: int, texts: list[str], has_new_name: bool) -> bool:
         """Return whether row ``number`` begins a new document."""
         if self.document_column:
             return has_new_name
         if self.document_start:
-            return bool(texts and re.match(self.document_start, texts[0]))
+            return bool(re.match(self.document_start, texts[0]))
         return number % self.rows_per_document == 0
 
 
@@ -241,7 +258,12 @@ class TransferSet(Mixture):
 
     def examples(self) -> Examples:
         """Return the inputs as texts without labels."""
-        return Examples([list(map(str, column)) for column in self.inputs()], None)
+        try:
+            return Examples([list(map(text_of, column)) for column in self.inputs()], None)
+        except ValueError as error:
+            columns = next(iter(self.parts.values())).columns
+            problem = f"a row holds {error}"
+            raise UserError("transfer.parts", format_list(columns), problem, "Name columns of texts.") from error
 
     def inputs(self, further: Mapping[str, str] = MappingProxyType({})) -> list[list[Any]]:
         """Return the columns of the inputs, with the values of the data; rows with an empty text are left out.
@@ -262,7 +284,11 @@ class TransferSet(Mixture):
                 raise UserError(f"{part.key}.columns", part.columns, problem)
             table = read_table(part, part.train, further)
             names = [*part.columns, *further]
-            rows = [row for row in zip(*(table.columns[name] for name in names), strict=True) if all(row[:num_texts])]
+            rows = [
+                row
+                for row in zip(*(table.columns[name] for name in names), strict=True)
+                if not any(is_missing(value) or value == "" for value in row[:num_texts])
+            ]
             for column, values in zip(columns, zip(*rows[: part.limit], strict=True), strict=False):
                 column.extend(values)
         if self.size is None:

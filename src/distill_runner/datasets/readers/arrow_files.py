@@ -1,7 +1,7 @@
 """Parquet and Arrow files: columns with the types of their schema, and names of classes that ``datasets`` stored."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,18 @@ class ArrowTable(FilesTable):
                 if _kind(first) != _kind(other) and EMPTY not in (_kind(first), _kind(other)):
                     problem = f"the column {column!r} is {_kind(first)} in {names[0]}, but {_kind(other)} in {name}"
                     raise FileProblem(problem, "Write all files of a split with the same types.")
-        self.stored_class_names |= dict(class_names or {}) or _stored_class_names(schemas[0])
+        self.stored_class_names |= self._class_names(names, schemas) | dict(class_names or {})
+
+    def _class_names(self, files: Sequence[str], schemas: Sequence[Any]) -> dict[str, list[str]]:
+        """Return the names of classes by column; raises ``FileProblem`` if files have different ones."""
+        classes_of: dict[str, tuple[str, list[str]]] = {}
+        for file, schema in zip(files, schemas, strict=True):
+            for column, classes in _stored_class_names(schema).items():
+                first, expected = classes_of.setdefault(column, (file, classes))
+                if classes != expected:
+                    problem = f"the classes of {column!r} are {expected} in {first}, but {classes} in {file}"
+                    raise FileProblem(problem, "Write all files of a split with the same classes in the same order.")
+        return {column: classes for column, (_, classes) in classes_of.items()}
 
     def _schema(self, path: Path) -> Any:
         import pyarrow.parquet

@@ -21,7 +21,9 @@ from distill_runner.datasets.embedded import NAMES
 EMBEDDED = "embedded:"
 ALL_FILES = "*"
 """Name of a split that consists of every data file of the folder, whatever its name."""
-_SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<order>~{0,2})(?P<start>[\d.]+%?|):(?P<stop>[\d.]+%?|)\]")
+_END = r"\d+(?:\.\d+)?%|\d+|"
+_SLICE = re.compile(rf"(?P<name>[^\[\]]+)\[(?P<order>~{{0,2}})(?P<start>{_END}):(?P<stop>{_END})\]")
+_LIKE_A_SLICE = re.compile(r"[^\[\]]+\[[^\[\]]*:[^\[\]]*\]")
 IN_ORDER, SHUFFLED, BY_CLASS = "", "~", "~~"
 """Orders of the rows that a slice is taken from, as they are written."""
 _SHUFFLE_SEED = 0
@@ -40,7 +42,8 @@ class Dataset(Schema, ABC):
         encoding: encoding of files of text, such as ``cp1252`` for CSV files that Excel wrote. ``null`` is UTF-8, or
             what a byte order mark names.
     Raises:
-        UserError: there is no embedded data of this name, no such encoding, or a column is named twice.
+        UserError: there is no embedded data of this name, no such encoding, a column is named twice, or the part of a
+            split is not written as one.
     """
 
     lines_are_texts: ClassVar[bool] = True
@@ -64,6 +67,10 @@ class Dataset(Schema, ABC):
         if self.encoding is not None and not is_text_encoding(self.encoding):
             remedy = "Such as utf-8, cp1252, latin-1, utf-16, gb18030 or shift_jis."
             raise UserError(f"{self.key}.encoding", self.encoding, "there is no such encoding of text", remedy)
+        for split in sorted(self.splits):
+            if fault := _problem_of_slice(split.removesuffix("?")):
+                remedy = "Parts are train[:1000] (rows), train[:90%] (a share) and train[~:90%] (a random share)."
+                raise UserError(self.split_key(split), split, fault, remedy)
 
     @property
     @abstractmethod
@@ -178,7 +185,7 @@ class SplitSlice:
         """Number of the row at which the slice stops; None if it depends on the number of rows in the split."""
         if self.order != IN_ORDER or not self.stop or "%" in self.start + self.stop:
             return None
-        return int(float(self.stop))
+        return int(self.stop)
 
     def overlaps(self, other: "SplitSlice") -> bool:
         """Return whether the two slices have rows in common, as far as known without the size of the split.
@@ -196,7 +203,7 @@ class SplitSlice:
         def row(end: str, default: int) -> int:
             if not end:
                 return default
-            return round(size * float(end[:-1]) / 100) if end.endswith("%") else min(int(float(end)), size)
+            return round(size * float(end[:-1]) / 100) if end.endswith("%") else min(int(end), size)
 
         return row(self.start, 0), row(self.stop, size)
 
@@ -219,6 +226,16 @@ def parse_split(split: str) -> tuple[str, SplitSlice | None]:
     if match is None:
         return split, None
     return match["name"], SplitSlice(match["start"], match["stop"], match["order"])
+
+
+def _problem_of_slice(split: str) -> str | None:
+    """Return what is wrong with the part of a split, as written in the configuration; None if nothing is."""
+    part = parse_split(split)[1]
+    if part is None:
+        return "does not name a part: its ends are whole numbers or percentages" if _LIKE_A_SLICE.match(split) else None
+    if any(end.endswith("%") and float(end[:-1]) > 100 for end in (part.start, part.stop)):
+        return "is more than 100%"
+    return None
 
 
 def splits_overlap(first: str, second: str) -> bool:

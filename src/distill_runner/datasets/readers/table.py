@@ -1,5 +1,6 @@
 """A split as its reader opened it, and the record of what the reader took from its files."""
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +30,24 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 def is_number(text: str) -> bool:
     """Return whether a text is a decimal number."""
     return _NUMBER.fullmatch(text) is not None
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a cell holds no value: null, or NaN, as which pandas writes null."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def text_of(value: Any) -> str:
+    """Return a cell as text.
+
+    Raises:
+        ValueError: it holds no value, or something else than a text or a number; the message says what.
+    """
+    if is_missing(value):
+        raise ValueError("no text")
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"a {type(value).__name__} instead of a text")
+    return str(value)
 
 
 class FileProblem(Exception):

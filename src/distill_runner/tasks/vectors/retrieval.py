@@ -2,20 +2,21 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.files import file_sha256
 from distill_runner.datasets.readers.dataset import Dataset
+from distill_runner.datasets.readers.table import is_missing, text_of
 from distill_runner.datasets.readers.tables import read_table
 from distill_runner.datasets.tokenization import Examples
-from distill_runner.tasks.splits import OPTIONAL
+from distill_runner.tasks.splits import NO_SPLIT, OPTIONAL
 from distill_runner.tasks.vectors.search import Judgments, query_scores
 from distill_runner.tasks.vectors.task import CHARACTERS, VectorTask
 
@@ -95,6 +96,15 @@ class RetrievalTask(VectorTask):
     def prompts(self) -> dict[str, str]:
         return {name: text for name, text in (("document", self.prompt), ("query", self.query_prompt)) if text}
 
+    @model_validator(mode="after")
+    def _trains_on_documents(self) -> Self:
+        if self.train not in (CORPUS, NO_SPLIT):
+            remedy = "task.train=corpus takes the texts of the documents; a transfer set has texts of its own."
+            raise UserError("task.train", self.train, "holds judgments, and no texts to train on", remedy)
+        if self.config is not None:
+            raise UserError("task.config", self.config, "a folder in BEIR's layout has none", "Name the folder itself.")
+        return self
+
     def served_prompt(self) -> str:
         if self.prompt != self.query_prompt:
             problem = f"differs from task.prompt={self.prompt!r}, and serve.py cannot tell queries from documents"
@@ -132,13 +142,16 @@ class RetrievalTask(VectorTask):
             raise UserError("task.dataset", self.dataset, problem, LAYOUT)
         return file
 
+    def _read(self, file: Path, columns: list[str], optional: Sequence[str] = ()) -> dict[str, list[Any]]:
+        return BeirFile(dataset=str(file), columns=columns, optional=[*optional], encoding=self.encoding).read()
+
     def examples(self, split: str) -> RetrievalExamples:
         documents = self._texts(CORPUS)
         if split == self.train:
             return RetrievalExamples([list(documents.values())], None)
         queries = self._texts(QUERIES)
         file = self._existing(split)
-        table = BeirFile(dataset=str(file), columns=[QUERY_ID, DOCUMENT_ID, RELEVANCE]).read()
+        table = self._read(file, [QUERY_ID, DOCUMENT_ID, RELEVANCE])
         ids = [list(map(str, table[name])) for name in (QUERY_ID, DOCUMENT_ID)]
         for name, values, existing in ((QUERY_ID, ids[0], queries), (DOCUMENT_ID, ids[1], documents)):
             if missing := next((value for value in values if value not in existing), None):
@@ -186,10 +199,16 @@ class RetrievalTask(VectorTask):
         Raises:
             UserError: two have the same id.
         """
-        table = BeirFile(dataset=str(self._existing(split)), columns=[ID, TEXT], optional=[TITLE]).read()
+        table = self._read(self._existing(split), [ID, TEXT], [TITLE])
         titles = table.get(TITLE) or [""] * len(table[ID])
         rows = zip(table[ID], titles, table[TEXT], strict=True)
-        texts = {str(key): f"{title or ''} {text or ''}".strip() for key, title, text in rows}
+        texts = {}
+        for row, (key, *parts) in enumerate(rows):
+            try:
+                texts[str(key)] = " ".join("" if is_missing(part) else text_of(part) for part in parts).strip()
+            except ValueError as error:
+                problem = f"{self._file(split).name} has {error} in row {row}"
+                raise UserError("task.dataset", self.dataset, problem, LAYOUT) from error
         if len(texts) < len(table[ID]):
             key, count = Counter(map(str, table[ID])).most_common(1)[0]
             problem = f"{self._file(split).name} has the {ID} '{key}' {count} times"

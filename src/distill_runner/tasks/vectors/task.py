@@ -194,14 +194,24 @@ class EmbeddingsTask(VectorTask):
         return self.train_columns if self.train_columns and self._is_training(split) else self.columns
 
     def _is_training(self, split: str) -> bool:
+        if split in (*self.validation.values(), *self.test.values()):
+            return False
         # Names are compared without slice and dataset: the reader asks with the name of the split in its own files.
         return parse_split(self.locate(split)[1])[0] == parse_split(self.locate(self.train)[1])[0]
 
     def required_columns(self, split: str) -> dict[str, str]:
-        """Return the required columns with their fields; a training or test split does not need the score."""
-        needs_score = not self.is_test(split) and not self._is_training(split)
-        field = "train_columns" if self.train_columns and self._is_training(split) else "columns"
-        return dict.fromkeys(self._columns(split), field) | ({self.label: "label"} if needs_score else {})
+        """Return the required columns with their fields; a training or test split does not need the score.
+
+        The name of a split stands for all of its parts: one may be trained on, and another evaluated.
+        """
+        own = [part for part in sorted(self.splits) if self.locate(part)[0] is self and parse_split(part)[0] == split]
+        required = dict[str, str]()
+        for part in own or [split]:
+            is_training = self._is_training(part)
+            field = "train_columns" if self.train_columns and is_training else "columns"
+            required |= dict.fromkeys(self._columns(part), field)
+            required |= {} if is_training or self.is_test(part) else {self.label: "label"}
+        return required
 
     def examples(self, split: str) -> Examples:
         table = read_table(self, split)
