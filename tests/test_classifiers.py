@@ -1,6 +1,7 @@
 """Teachers of which only logits are read: decoders, encoder-decoders, cross-encoders with a single logit."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,10 @@ def test_a_calibrated_teacher_has_the_temperature_that_fits(
         for compose_run in (run, compose(*overrides(teachers["qwen3"], tiny_bert_folder)))
     )
     assert stage.spec == plain.spec | {"calibrate_teacher": True}
+    assert stage.config.task is not None
+    task = stage.config.task.model_copy(update={"validation": {"b": "validation", "a": "validation"}})
+    several = replace(stage, config=stage.config.model_copy(update={"task": task}))
+    assert several.spec["fitted_on"] == "b", "the store sorts the names of the splits"
     builder = Pipeline(Store(run.store.dir), run.runtime)
     temperature = teacher_temperature(stage, builder)
     assert stage.teacher is not None

@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill_runner.common.errors import UserError
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora.corpus import Corpus, quotas
 from distill_runner.pipeline.inputs import hub_commits
+from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.collect import read_results
 from distill_runner.report.rows import tabulate
 from distill_runner.tasks import make_task
@@ -140,3 +143,17 @@ def test_trained_in_one_language_and_judged_in_two(tmp_path: Path, tiny_bert_fol
     assert shown == pytest.approx([100 * score for score in (result["score"], *scores)] * 2)
     assert "task.test: en, sw are scored once, at the end" in ended.err
     assert ended.out.count("mean of en ") == 2
+
+
+def test_tokens_know_which_documents_are_repeated(compose: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """Tokens of exponent 0.7 were taken for those of a run that reads every document once."""
+    (tmp_path / "train.txt").write_text("one\n\ntwo\n\nthree\n")
+    own = ("method=minilmv2", "corpus=custom", f"corpus.parts.text.dataset={tmp_path}", "corpus.max_length=48")
+
+    def spec(*options: str) -> Any:
+        return resolve(compose(*own, "relations.heads=4", *options).stages, "distil", "fp32").data.split_spec("train")
+
+    plain = spec()
+    assert not {"exponent", "version"} & plain["data"].keys()
+    assert spec("+corpus.exponent=0.7")["data"] == plain["data"] | {"exponent": 0.7}
+    assert spec("corpus.version=2")["data"] == plain["data"] | {"version": 2}

@@ -69,6 +69,8 @@ def test_an_untrained_model_has_no_recipe(pkd: Stage) -> None:
     model = pkd.config.model.model_copy(update={"head": "keep"})
     kept = with_config(untrained, model=model).spec
     assert (kept["seed"], kept["model"]["head"]) == (None, "keep")
+    for name in ("resize", "allow_missing"):  # new rows and missing tensors are drawn too
+        assert with_config(untrained, model=model.model_copy(update={name: True})).spec["seed"] == 5
 
 
 def test_where_weights_come_from(pkd: Stage, compose: Compose) -> None:

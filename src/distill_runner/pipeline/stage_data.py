@@ -61,12 +61,13 @@ class StageData:
     def vocabulary_spec(self) -> Spec:
         """Spec of a vocabulary trained on the corpus of the first stage in this stage's chain of sources."""
         corpus = (self.first or self).spec
-        keys = ("version", "parts", "hold_out", "vocab_size")
-        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": {key: corpus[key] for key in keys}}
+        keys = ("version", "parts", "hold_out", "vocab_size", "exponent")
+        return {"kind": "vocabulary", "schema": SCHEMA, "corpus": {key: corpus[key] for key in keys if key in corpus}}
 
     def split_spec(self, split: str) -> Spec:
         """Return the spec of a tokenized split: everything that its texts, labels and tokens depend on."""
-        keys = {"parts", "examples", "hold_out", "short_pairs", "max_length"}
+        keys = {"parts", "examples", "hold_out", "short_pairs", "max_length", "exponent"}
+        keys |= {"version"} if self.spec.get("version") != 1 else set()
         if self.config.task is not None:
             keys = {"content"} | self.config.task.example_fields
         if split == TRANSFER:

@@ -181,7 +181,7 @@ class Stage:
                 "schema": SCHEMA,
                 "code": code_version(),
                 "stage": self.name,
-                "seed": self.config.seed if trained or self.config.model.head == "new" else None,
+                "seed": self.config.seed if trained or self.config.model.draws_weights else None,
                 "data": self.data.spec,
                 "tokenizer": self.data.tokenizer_spec,
                 "model": {**model, **self._source_spec},
@@ -194,9 +194,17 @@ class Stage:
             }
             | ({"route": self.route} if self.route else {})
             | ({"views": self.data.views} if self.data.views else {})
-            | ({"calibrate_teacher": True} if self.teacher and self.config.calibrate_teacher else {})
+            | self._calibration_spec
             | ({"teacher_outputs": self.teacher_outputs} if self.teacher_outputs != "float32" else {})
         )
+
+    @property
+    def _calibration_spec(self) -> dict[str, Any]:
+        """Entries that say whether the teacher is calibrated, and on which of several validation splits."""
+        if not (self.teacher and self.config.calibrate_teacher and self.config.task):
+            return {}
+        splits = list(self.config.task.validation)
+        return {"calibrate_teacher": True} | ({"fitted_on": splits[0]} if len(splits) > 1 else {})
 
     @property
     def _source_spec(self) -> dict[str, Any]:
