@@ -578,6 +578,7 @@ def test_a_chain_from_text_to_student(compose: Compose) -> None:
         (["method=rkd", "optim.patience=1", "stages.student.select=last"], "student", "keeps the last epoch"),
         (["method=rco", "optim.patience=1"], "student", "before the teacher's last checkpoints"),
         (["method=internal", "schedule=pid", "optim.patience=1"], "student", "before the head learns"),
+        (["method=annealing", "optim.patience=1"], "phase1", "before the temperature has fallen to 1"),
     ],
 )
 def test_what_must_not_end_early_is_refused_patience(compose: Compose, given: list[str], stage: str, why: str) -> None:
@@ -588,3 +589,38 @@ def test_what_must_not_end_early_is_refused_patience(compose: Compose, given: li
 def test_patience_goes_with_schedules_whose_head_always_learns(compose: Compose) -> None:
     run = compose("method=internal", "schedule=pid", "++schedule.classification=always", "optim.patience=1")
     assert run.stages["student"].optim.patience == 1
+
+
+def test_a_layer_without_an_epoch_is_told(compose: Compose, caplog: pytest.LogCaptureFixture) -> None:
+    for schedule, told in (("sid", False), ("pid", True)):
+        caplog.clear()
+        resolve(compose("method=internal", f"schedule={schedule}", "optim.epochs=2").stages, "student", "fp32")
+        assert ("gives 1 of 2 epochs to 2 layers" in caplog.text) == told
+
+
+def test_a_tokenizer_of_other_ids_does_not_read_copied_embeddings(
+    compose: Compose, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    """Each token would get the embedding of another word, and every tensor would still be read."""
+    words = json.loads((tiny_bert_folder / "tokenizer.json").read_text())["model"]["vocab"]
+    first, second = sorted(words, key=words.__getitem__)[-2:]
+    vocabularies = {
+        "same": words,
+        "more": words | {"a-new-word": len(words)},
+        "turned": words | {first: words[second], second: words[first]},
+    }
+    for name, vocabulary in vocabularies.items():
+        shutil.copytree(tiny_bert_folder, tmp_path / name)
+        content = json.loads((tmp_path / name / "tokenizer.json").read_text())
+        content["model"]["vocab"] = vocabulary
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(content))
+    options = ("method=rkd", "student.num_layers=1")
+    for name in ("same", "turned"):
+        run = compose(*options, f"student.tokenizer={tmp_path / name}")
+        if name == "turned":
+            with pytest.raises(UserError, match="gives 2 tokens other ids than"):
+                resolve(run.stages, "student", "fp32")
+        else:
+            assert resolve(run.stages, "student", "fp32")
+    run = compose(*options, f"student.tokenizer={tmp_path / 'more'}", "student.resize=true")
+    assert resolve(run.stages, "student", "fp32")

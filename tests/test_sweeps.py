@@ -120,11 +120,21 @@ def test_rungs() -> None:
 
 @pytest.mark.parametrize(("epochs", "said"), [(0, "optim.epochs is 0"), (None, "optim.epochs is null")])
 def test_points_that_train_no_epochs_cannot_be_halved(epochs: int | None, said: str) -> None:
-    stage: Any = SimpleNamespace(config=SimpleNamespace(optim=SimpleNamespace(epochs=epochs)))
+    method = SimpleNamespace(schedule=None)
+    stage: Any = SimpleNamespace(config=SimpleNamespace(optim=SimpleNamespace(epochs=epochs), method=method))
     point = GridPoint((), Path(), "0a1b", {}, stage=stage)
     grid = Grid(lambda _: point, [point])
     with pytest.raises(UserError, match=said):
         run_grid(grid, lambda _: pytest.fail("something is trained"), 1, False, 2)
+
+
+def test_a_head_that_learns_only_at_the_end_is_not_judged_before() -> None:
+    """Both cuts would rank the settings by the accuracy of a head with random weights."""
+    method = SimpleNamespace(schedule=SimpleNamespace(classification="at_end", rule="pid"))
+    stage: Any = SimpleNamespace(config=SimpleNamespace(optim=SimpleNamespace(epochs=9), method=method))
+    point = GridPoint((), Path(), "0a1b", {}, stage=stage)
+    with pytest.raises(UserError, match="before the head learns, which schedule=pid leaves to the end"):
+        run_grid(Grid(lambda _: point, [point]), lambda _: pytest.fail("something is trained"), 1, False, 2)
 
 
 def test_the_best_survive_and_all_that_tie_with_them() -> None:
@@ -184,7 +194,10 @@ def test_halving_compares_points_that_differ_in_the_students_own_settings_alone(
         specs = dict(names.pop("specs"))
         shape = SimpleNamespace(reads_images=False)
         upstream = [SimpleNamespace(key=key, spec=spec) for key, spec in specs.items() if key != f"{number}"]
-        stage: Any = SimpleNamespace(key=f"{number}", spec=specs[f"{number}"], all_upstream=upstream, shape=shape)
+        config = SimpleNamespace(method=SimpleNamespace(compares_examples=False))
+        stage: Any = SimpleNamespace(
+            key=f"{number}", spec=specs[f"{number}"], all_upstream=upstream, shape=shape, config=config
+        )
         points.append(GridPoint((), Path(), f"{number}", names, run, stage))
     assert [[points.index(point) for point in cell] for cell in by_cell(points).values()] == [[0, 1], [2], [3]]
 

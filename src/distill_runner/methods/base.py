@@ -52,6 +52,9 @@ class LossTerm(nn.Module, ABC):
         reads_teacher: whether the term needs a teacher.
         reads_labels: names of the batch's own labels that the term reads: ``labels``, ``is_next``.
         weighs_examples: whether the term reads the weights of the examples (``Batch.example_weights``).
+        compares_examples: whether the loss of an example depends on the others of its batch. Parts of an update, of
+            ``optim.accumulation`` or several processes, then give another loss than the whole.
+        ends_late: whether the term has its final form in the last epochs only, so that training must not end early.
         mean_over: unit that the term is a mean over. It decides how much each batch of an update counts, so that the
             batches add up to the mean over the update.
         student_needs, teacher_needs: features that ``forward`` reads of each model.
@@ -63,6 +66,8 @@ class LossTerm(nn.Module, ABC):
     reads_teacher: ClassVar[bool] = True
     reads_labels: ClassVar[frozenset[str]] = frozenset()
     weighs_examples: ClassVar[bool] = False
+    compares_examples: ClassVar[bool] = False
+    ends_late: ClassVar[bool] = False
     mean_over: Unit = "example"
     fits_teacher: bool = False
 

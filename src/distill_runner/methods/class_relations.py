@@ -122,6 +122,7 @@ class CorrelatedSoftLabels(LossTerm):
     """
 
     weighs_examples = True
+    compares_examples = True
 
     def __init__(
         self,

@@ -198,6 +198,16 @@ class MethodConfig(Schema):
         """Names of the terms that read the weights of the examples."""
         return [name for name, term in self.terms.items() if find_term(term.term).weighs_examples]
 
+    @property
+    def compares_examples(self) -> bool:
+        """Whether a term's loss of an example depends on the others of its batch."""
+        return any(find_term(term.term).compares_examples for term in self.terms.values())
+
+    @property
+    def ends_late(self) -> bool:
+        """Whether a term has its final form in the last epochs only."""
+        return any(find_term(term.term).ends_late for term in self.terms.values())
+
     def make(self) -> Method:
         """Construct the terms and the method, which ``Method.bind`` then binds to a pair of models.
 

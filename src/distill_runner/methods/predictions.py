@@ -165,6 +165,7 @@ class LogitMatching(LossTerm):
     """
 
     weighs_examples = True
+    ends_late = True
 
     def __init__(
         self,

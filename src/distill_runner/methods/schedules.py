@@ -124,9 +124,15 @@ class LayerSchedule(Schema):
     def check_epochs(self, num_layers: int, num_epochs: int) -> None:
         """Check that the layers leave an epoch for the terms on predictions, where these run only at the end.
 
+        A layer without an epoch of its own is told, in ``pid``, where no other epoch supervises it.
+
         Raises:
             UserError: there is no such epoch, or a single one for the layers and the predictions.
         """
+        limits = self.step_limits(num_layers, num_epochs)
+        if self.rule == "pid" and self.limits is None and min(limits) == 0 < max(limits):
+            shares = f"{sum(limits)} of {num_epochs} epochs to {num_layers} layers"
+            log.warning("schedule=pid gives %s, one at a time: some layers are never supervised", shares)
         if self.classification == "always" or self.thresholds is not None:
             return
         remedy = "Raise optim.epochs, or set schedule.classification=always."

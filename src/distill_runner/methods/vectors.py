@@ -169,6 +169,8 @@ class SimilarityLoss(LossTerm):
             teacher's; the loss is the mean over them. Empty compares whole vectors.
     """
 
+    compares_examples = True
+
     def __init__(
         self,
         temperature: Annotated[
@@ -205,6 +207,7 @@ class MarginLoss(LossTerm):
 
     reads_teacher = False
     reads_labels = frozenset({"labels"})
+    compares_examples = True
 
     def __init__(
         self, similarity: Literal["cosine", "dot"] = "cosine", scale: Annotated[float, Field(gt=0)] = 1.0

@@ -132,6 +132,8 @@ class StageConfig(Schema):
             return "would end the training before the teacher's last checkpoints"
         if self.method.schedule is not None and self.method.schedule.classification == "at_end":
             return "would end the training before the head learns, which the layer schedule leaves to the end"
+        if self.method.ends_late:
+            return "could end the training before the temperature has fallen to 1"
         return None
 
 

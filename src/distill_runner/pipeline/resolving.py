@@ -175,6 +175,7 @@ class _Resolver:
         shape = self.shared(_shape, config.model, config.task, config.optim, source, model_source)
         require_tokenizer(config, tokenizer)
         if model.source is not None and isinstance(tokenizer, ModelSource):
+            self.shared(_require_same_ids, config.model, source.tokenizer if source else model_source, tokenizer)
             shape = self.shared(_with_embeddings, config.model, shape, tokenizer)
         stage = Stage(name, config, shape, self.precision, tokenizer, source, model_source)
         require_labels(stage)
@@ -276,6 +277,28 @@ def _tokenizer(config: StageConfig, source: Stage | None, model_source: ModelSou
     if config.model.tokenizer:
         return resolve_source(config.model.tokenizer)
     return source.tokenizer if source else model_source
+
+
+def _require_same_ids(model: ModelConfig, own: Tokenizer, tokenizer: ModelSource) -> None:
+    """Check that a tokenizer that is set gives tokens the rows of the copied embeddings that are theirs.
+
+    Args:
+        own: the tokenizer of the model that the embeddings are copied from.
+    Raises:
+        UserError: both tokenizers know a token, by different ids.
+    """
+    if model.tokenizer is None or not isinstance(own, ModelSource):
+        return
+    try:
+        if own.tokenizer_traits.vocabulary == tokenizer.tokenizer_traits.vocabulary:
+            return
+    except UserError:  # the model comes without a tokenizer
+        return
+    ids, others = (source.tokenizer().get_vocab() for source in (own, tokenizer))
+    if moved := sum(ids.get(token, number) != number for token, number in others.items()):
+        problem = f"gives {quantity(moved, 'token')} other ids than {own.name}, whose embeddings are copied"
+        remedy = "Leave it out, or take a student with new weights: student=fresh_tiny."
+        raise UserError(".model.tokenizer", tokenizer.name, problem, remedy)
 
 
 def _with_embeddings(model: ModelConfig, shape: EncoderShape, tokenizer: ModelSource) -> EncoderShape:

@@ -146,9 +146,13 @@ def require_epochs(points: Iterable[GridPoint]) -> None:
     """Check that the points that can run are trained for a number of epochs.
 
     Raises:
-        UserError: a point has no number of epochs, or is not trained.
+        UserError: a point has no number of epochs, is not trained, or learns to predict only at the end.
     """
     for point in points:
+        schedule = point.stage.config.method.schedule if point.stage is not None else None
+        if schedule is not None and schedule.classification == "at_end":
+            problem = f"compares scores before the head learns, which schedule={schedule.rule} leaves to the end"
+            raise UserError("sweep.halving", None, problem, "Leave it out, or set schedule.classification=always.")
         if point.stage is not None and not (epochs := point.stage.config.optim.epochs):
             problem = f"compares points by epoch, but optim.epochs is {format_value(epochs)}"
             raise UserError("sweep.halving", None, problem, "Set optim.epochs.")

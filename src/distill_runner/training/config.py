@@ -25,8 +25,9 @@ class Optim(Schema):
         lr: highest learning rate, reached at the end of the warm-up.
         batch_size: number of examples in one update, over all of its ``accumulation`` passes.
         accumulation: number of forward and backward passes that an update is divided into. More passes need less memory
-            and give the same update, up to rounding; batch normalization normalizes over each pass. The number is
-            rounded up to a multiple of ``runtime.num_processes``.
+            and give the same update, up to rounding. Batch normalization, and losses that compare examples
+            (``similarities``, ``dist``), read each pass alone. The number is rounded up to a multiple of
+            ``runtime.num_processes``.
         bucketing: put examples of similar lengths into one batch. This saves padding, but the batches differ from those
             of the papers.
         epochs: number of passes over the training examples. 0 evaluates the model without training it; None trains for
@@ -126,7 +127,8 @@ class Runtime(Schema):
     """Hardware, checkpoints and logging of a run.
 
     Only ``precision`` is part of a result's key. ``device``, ``num_processes`` and ``compile`` change results by
-    rounding, and on a GPU by other draws of dropout, as another machine does. Results in the store are not made again.
+    rounding, and on a GPU by other draws of dropout, as another machine does. Several processes also change losses that
+    compare examples, and batch normalization; tables keep such runs apart. Results in the store are not made again.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<number>``. ``auto`` takes a GPU with a free place and waits while
