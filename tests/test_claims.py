@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from distill_runner.report.claims import (
     with_settings,
 )
 from distill_runner.report.claims_page import claims_page
+from distill_runner.report.compare import compare_differences
+from distill_runner.report.rows import ResultCell, SettingScores, tabulate
 from distill_runner.sweeping.points import GridPoint
 from helpers.fake_results import predicted, result
 from helpers.small_runs import grid_of
@@ -314,3 +317,21 @@ def test_the_commands_of_a_claim_make_its_rows() -> None:
         rows = rows_of(claim, trial, with_settings(run for command in trial.commands for run in runs[command]))
         seeds = [[len(point.runs) for row in side for point in row.cells["sst2"].points] for side in rows]
         assert seeds == [[trial.seeds]] * (4 if trial.than else 2), trial
+
+
+def test_several_runs_of_a_seed_are_no_seeds_of_a_gap(tmp_path: Path) -> None:
+    """One run of a row and three of another, all of seed 1, would count as four."""
+    small = {"num_layers": 2, "width": 768, "init": "first"}
+    alp, rkd = seeds_of(tmp_path, "a", 100), seeds_of(tmp_path, "r", 130, **RKD)
+    alp_2, rkd_2 = seeds_of(tmp_path, "b", 120, student=small), seeds_of(tmp_path, "s", 190, student=small, **RKD)
+    rows = tabulate([*alp, *rkd, *alp_2, *rkd_2]).rows
+    assert len(rows) == 4
+    assert compare_differences("rte", (rows[0], rows[1]), (rows[2], rows[3])).methods is not None
+    point = rows[0].cells["rte"].best_point
+    assert point is not None
+    again = [{**run, "seed": 1} for run in point.runs]
+    cell = ResultCell((SettingScores(tuple(again)),))
+    repeated = replace(rows[0], cells={"rte": cell})
+    compared = compare_differences("rte", (repeated, rows[1]), (rows[2], rows[3]))
+    assert compared.methods is None
+    assert "has several runs of one seed" in compared.remarks[0]

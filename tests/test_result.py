@@ -19,10 +19,11 @@ Compose = Callable[..., RunConfig]
 RTE = Quantity("rte", ("validation",), "accuracy")
 
 
-def stage(num_layers: int) -> Any:
+def stage(num_layers: int, task: Any = None) -> Any:
     """A student of a paper's width, whose teacher has the type of a paper's."""
     shape = SimpleNamespace(num_layers=num_layers, width=768, model_type="bert")
-    return SimpleNamespace(shape=shape, first_teacher=SimpleNamespace(shape=shape))
+    config = SimpleNamespace(task=task)
+    return SimpleNamespace(shape=shape, first_teacher=SimpleNamespace(shape=shape), config=config)
 
 
 @pytest.mark.parametrize(
@@ -145,3 +146,12 @@ def test_a_result_names_the_commit_and_whether_the_checkout_was_edited(
     assert environment()["commit"] == commit
     source.write_text("x = 2\n")
     assert environment()["commit"] == f"{commit}-dirty"
+
+
+@pytest.mark.parametrize("change", ["task.split_off=0.1", "task.validation.validation=validation[:50]"])
+def test_a_part_of_a_split_has_no_published_number(change: str, compose: Compose) -> None:
+    """A paper's number for all of GLUE's validation split stood beside the score on a tenth of the training split."""
+    for overrides, is_found in (((), True), ((change,), False)):
+        run = compose("task=rte", "method=rkd", "student.num_layers=4", *overrides, tiny=False)
+        found = published_number(run, stage(4, task=run.stages["student"].task), RTE)
+        assert bool(found) == is_found

@@ -196,13 +196,16 @@ def compare_differences(
     """
     (a, b), (c, d) = pair, other
     runs = [point.runs if (point := row.cells[task].best_point) else () for row in (a, b, c, d)]
+    names = (f"{a.name} - {b.name}", f"{c.name} - {d.name}")
+    if several := [row.name for row, of_row in zip((a, b, c, d), runs, strict=True) if has_repeated_seeds(of_row)]:
+        return Comparison(*names, task, (f"{several[0]} has several runs of one seed, which count as one",))
     seeds = set.intersection(*({run["seed"] for run in of_row} for of_row in runs))
 
     def both(one: int, other: int) -> ResultCell:
         shared = tuple(run for run in (*runs[one], *runs[other]) if run["seed"] in seeds)
         return ResultCell((SettingScores(shared),) if shared else ())
 
-    cells = {f"{a.name} - {b.name}": both(0, 3), f"{c.name} - {d.name}": both(1, 2)}
+    cells = {names[0]: both(0, 3), names[1]: both(1, 2)}
     half = _compare_cells(cells, task, None, looks)
     own, others = (compare_rows(task, *rows) for rows in (pair, other))
     return replace(
@@ -213,6 +216,11 @@ def compare_differences(
         margin=margin,
         fixed_stages={**others.fixed_stages, **own.fixed_stages},
     )
+
+
+def has_repeated_seeds(runs: Sequence[Result]) -> bool:
+    """Return whether several runs have one seed of the student: other seeds of earlier stages set them apart."""
+    return len({run["seed"] for run in runs}) < len(runs)
 
 
 def _fixed_stages(runs: Sequence[Result]) -> dict[str, str]:

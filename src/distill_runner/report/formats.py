@@ -14,8 +14,9 @@ from distill_runner.common.errors import quantity
 from distill_runner.common.files import atomic_replacement
 from distill_runner.common.terminal import duration, markdown_table
 from distill_runner.report.collect import Result, constant_prediction, label
-from distill_runner.report.compare import Comparison, optimism
+from distill_runner.report.compare import Comparison, has_repeated_seeds, optimism
 from distill_runner.report.comparison_text import escaped, sentence
+from distill_runner.report.identity import identity_of
 from distill_runner.report.lines import Line, best_points, notes, reasons, table_lines
 from distill_runner.report.page import default_comparisons, html
 from distill_runner.report.published import NOT_COMPARABLE
@@ -283,8 +284,17 @@ def _csv_line(row: Row, task: str, cell: ResultCell) -> dict[str, Any]:
         "teacher_score": None if score is None else 100 * score,
         "num_layers": run["student"].get("num_layers"),
         "settings": json.dumps(cell.best_settings),
-        "scores": json.dumps({run["seed"]: 100 * run["score"] for run in cell.best_point.runs}),
+        "scores": json.dumps(_scores_by_seed(cell.best_point.runs)),
     }
+
+
+def _scores_by_seed(runs: Sequence[Result]) -> dict[str, float]:
+    """Return the score of each run by its seed; by the seeds of all stages, if several runs have one seed."""
+    if not has_repeated_seeds(runs):
+        return {str(run["seed"]): 100 * run["score"] for run in runs}
+    seeds = [identity.seeds if (identity := identity_of(run)) else {"seed": run["seed"]} for run in runs]
+    names = [", ".join(f"{name}={seed}" for name, seed in sorted(of_run.items())) for of_run in seeds]
+    return {name: 100 * run["score"] for name, run in zip(names, runs, strict=True)}
 
 
 def _published(number: Any) -> dict[str, Any]:

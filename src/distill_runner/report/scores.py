@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
@@ -192,7 +193,14 @@ def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dic
 
 
 def published_number(run: RunConfig, stage: Stage, quantity: Quantity) -> Published | None:
-    """Return the number that a paper prints for a run, or None. The methods of all its stages define the variant."""
+    """Return the number that a paper prints for a run, or None. The methods of all its stages define the variant.
+
+    A paper scores whole splits: a part of one, such as that of ``task.split_off``, has no published number.
+    """
+    if (task := stage.config.task) is not None:
+        splits = {**task.validation, **task.test}
+        if any(parse_split(splits.get(name, name))[1] for name in quantity.splits):
+            return None
     variant: dict[str, Any] = {}
     for config in [*run.stages.values(), run.stages["student"]]:  # last, as the student's settings override the others
         variant |= _variant(config.method)
