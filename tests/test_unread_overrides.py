@@ -63,6 +63,15 @@ def unread(*overrides: str, **choices: str) -> list[str]:
         ("method=rkd corpus.hold_out=100", ["corpus.hold_out=100"]),
         ("method=rkd stage=teacher optim.lr=1.0e-3", ["method=rkd", "optim.lr=1.0e-3"]),
         ("method=kd student.init.layers=group_top", ["student.init.layers=group_top"]),  # it has new weights
+        ("method=rkd stages.student.optim.momentum=0.5", ["stages.student.optim.momentum=0.5"]),
+        ("method=rkd stages.student.optim.lr=0.5 stages.student.seed=3", []),
+        (
+            "method=rkd +stages.student.model.architecture.hidden_size=64",
+            ["stages.student.model.architecture.hidden_size=64"],
+        ),
+        ("method=rkd task.hold_out=0.3", ["task.hold_out=0.3"]),
+        ("method=rkd task.hold_out=0.3 task.select_on=held_out", []),
+        ("method=rkd stages.student.task.hold_out=0.3", ["stages.student.task.hold_out=0.3"]),
     ],
 )
 def test_only_what_nothing_reads_is_named(overrides: str, lines: list[str]) -> None:

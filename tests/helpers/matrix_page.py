@@ -16,7 +16,7 @@ The other {trained} train, each for two steps on a small task.
 They describe {different} different students, each of which was trained once: equal students share a training run.
 `make matrix` trains them all and writes this page.
 Text teachers in it have a width of 32, and image teachers are ResNets.
-Students that are `pretrained` with a source of their own, such as `ettin_17m`, are left out: they are built like `pretrained`.
+Students with a source of their own, such as `ettin_17m`, are left out: they are built like `pretrained`.
 A number refers to a refusal below the table.
 
 """

@@ -288,7 +288,7 @@ def _merge(base: Any, override: Any, settings: Mapping[str, Any]) -> Any:
         return override
     if isinstance(base, str) and (reference := re.fullmatch(r"\$\{([\w.]+)\}", base)):
         keys = reduce(lambda node, key: node[key], reference[1].split("."), settings)
-        base = {key: f"${{{reference[1]}.{key}}}" for key in keys}
+        base = {key: f"${{{reference[1]}.{key}}}" for key in keys} if isinstance(keys, Mapping) else None
     if not isinstance(base, Mapping):
         return dict(override)
     return {**base, **{key: _merge(base.get(key), value, settings) for key, value in override.items()}}

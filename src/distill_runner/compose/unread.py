@@ -38,8 +38,21 @@ class ReadKeys:
         """Whether a stage reads ``key``, or a key below it."""
         first, _, rest = key.partition(".")
         if first == "stages":
-            return rest.partition(".")[0] in self._stages
+            name, _, inner = rest.partition(".")
+            return name in self._stages and not self._is_ignored(name, inner)
         return any(path == key or path.startswith(f"{key}.") for path in self._paths)
+
+    def _is_ignored(self, name: str, key: str) -> bool:
+        """Whether a stage that the run needs has no use for a key below it, such as ``optim.momentum`` of AdamW."""
+        if (stage := self._needed.get(name)) is None:
+            return False
+        part, _, option = key.partition(".")
+        unread = {
+            "optim": Optim.unread_options(stage.optim.name, stage.optim.schedule),
+            "model": NEW_ONLY if stage.model.source else COPIED_ONLY,
+            "task": stage.task.ignored_options if stage.task else frozenset(),
+        }
+        return option.partition(".")[0] in unread.get(part, ())
 
     @cached_property
     def _raw(self) -> dict[str, Any]:
@@ -84,7 +97,9 @@ class ReadKeys:
             self._follow(stage.get("optim"), paths, Optim.unread_options(typed.optim.name, typed.optim.schedule))
             self._follow(stage.get("model"), paths, NEW_ONLY if typed.model.source else COPIED_ONLY)
             self._follow({key: part for key, part in method.items() if key != "terms"}, paths)
-            self._follow({key: part for key, part in stage.items() if key not in ("model", "method", "optim")}, paths)
+            self._follow(stage.get("task"), paths, typed.task.ignored_options if typed.task else ())
+            followed = ("model", "method", "optim", "task")
+            self._follow({key: part for key, part in stage.items() if key not in followed}, paths)
             if typed.model.source is not None and typed.model.source == self.run.teacher.source:
                 self._follow("${teacher.source}", paths)
         return paths

@@ -136,6 +136,10 @@ class ScoredTask(Task):
     def lacks_labels(self) -> bool:
         return self.gold in ("evaluation", "none")
 
+    @property
+    def ignored_options(self) -> frozenset[str]:
+        return super().ignored_options | (frozenset() if self.answers else {"no_answer"})
+
     def spec(self) -> dict[str, Any]:
         """Return the spec of every task, with the options on scores only if they are set.
 

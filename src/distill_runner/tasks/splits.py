@@ -139,6 +139,11 @@ class Splits(Dataset):
     def _with_test(self, test: Mapping[str, str]) -> Self:
         return self.model_copy(update={"test": dict(test)})
 
+    @property
+    def ignored_options(self) -> frozenset[str]:
+        """Options that have no effect beside the others."""
+        return frozenset() if self.select_on == HELD_OUT else frozenset({"hold_out"})
+
     def spec(self) -> dict[str, Any]:
         """Return what determines training and the choice of its epoch, without options that have no effect on them.
 

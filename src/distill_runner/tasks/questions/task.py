@@ -135,6 +135,10 @@ class QuestionsTask(Task):
     languages: Mapping[str, str] = Field(default_factory=dict)
     soft_ends: Literal["mean", "sum"] = "mean"
 
+    @property
+    def ignored_options(self) -> frozenset[str]:
+        return super().ignored_options | (frozenset() if self.unanswerable else {"null_threshold"})
+
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if len(self.columns) != 2:
