@@ -23,6 +23,7 @@ from distill_runner.methods.predictions import LogitMatching
 from distill_runner.methods.routes import EpochsPerStep
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.planning import plan
+from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.report.result import run_result
@@ -459,3 +460,11 @@ def test_prokd_with_one_temperature_is_logit_matching_then_the_labels(compose: C
     assert [run.phase1.route for run in runs] == [(1, 1), None, None]
     assert runs[0].build() == runs[1].build() == runs[2].build()
     assert len({run.phase1.key for run in runs}) == 3
+
+
+def test_a_temperature_that_does_not_reach_1_is_told(compose: Compose, caplog: pytest.LogCaptureFixture) -> None:
+    for epochs, told in ((4, False), (3, True)):  # 3, 3, 2, 1
+        caplog.clear()
+        run = compose("method=annealing", "loss.tau_max=3", f"stages.phase1.optim.epochs={epochs}")
+        resolve(run.stages, "phase1", "fp32")
+        assert ("T falls from loss.tau_max=3 to 2 in 3 epochs" in caplog.text) == told

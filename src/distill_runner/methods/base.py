@@ -95,6 +95,9 @@ class LossTerm(nn.Module, ABC):
                 configuration of the term.
         """
 
+    def check_epochs(self, num_epochs: int) -> None:
+        """Tell the user if a term that changes from epoch to epoch does not come to its end in ``num_epochs``."""
+
     def begin_epoch(self, progress: Progress) -> None:
         """Prepare for the updates of an epoch, as ``Method.begin_epoch``; here a term can change its needs.
 

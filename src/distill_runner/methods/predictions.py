@@ -5,6 +5,7 @@ The rest of these methods is configuration. ``schedules`` chooses the checkpoint
 ``conf/method/{vanilla,takd,rco,annealing,prokd}.yaml`` choose the stages.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
@@ -19,6 +20,8 @@ from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.outputs import Outputs, cross_entropy, require_classes, standardized
 from distill_runner.methods.routes import EpochsPerStep
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
+
+log = logging.getLogger(__name__)
 
 Temperature = Annotated[float, Field(gt=0, le=1e6)]
 """Temperature of softened predictions; above the highest one that is allowed they are practically uniform."""
@@ -198,6 +201,10 @@ class LogitMatching(LossTerm):
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         self.outputs, self.mean_over = outputs, outputs.unit
         self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
+
+    def check_epochs(self, num_epochs: int) -> None:
+        if (last := self.temperature(Progress(num_epochs - 1, 0, num_epochs, 0))) > 1:
+            log.warning("T falls from loss.tau_max=%d to %d in %d epochs, not to 1", self.tau_max, last, num_epochs)
 
     def temperature(self, progress: Progress) -> int:
         """Return T in the current epoch; after the last step T stays at 1."""
