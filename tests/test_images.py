@@ -235,3 +235,14 @@ def test_the_digits_are_divided_once_and_for_all() -> None:
     everything = np.concatenate([images.reshape(-1, 64) for images, _ in splits.values()])
     assert len(np.unique(everything, axis=0)) == 1797
     assert digits_fingerprint() == "fead107ca0ebb76dfdeed795741ebe51e7170f181807846aa27749a1f60b78df"
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_an_image_stands_as_its_camera_says(orientation: int, tmp_path: Path) -> None:
+    """As datasets and transformers' image processors read it; photos of one class lay on their side."""
+    pixels, file = noise(5, 5), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(file, "PNG", exif=exif)
+    turns = {1: 0, 3: 2, 6: 3, 8: 1}[orientation]
+    np.testing.assert_array_equal(read(tmp_path, [file.getvalue()])[0], np.rot90(pixels, turns))

@@ -308,3 +308,42 @@ def test_a_plan_from_python_has_the_names_of_the_run(
     given += ["task.max_length=48", "teacher=base", f"teacher.source={tiny_bert_folder}", "student.num_layers=2"]
     planned = run(*given, "runtime.device=cpu", "plan=true", outputs=tmp_path)
     assert (planned["status"], planned["method"]) == ("planned", "rkd")
+
+
+def test_numbers_are_no_classes_of_another_split(tmp_path: Path) -> None:
+    """0, 1, 2 in MNLI's order became the classes of the training split in the order of the alphabet."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    names = ["entailment", "neutral", "contradiction"]
+    table(folder / "train.csv", [(text, names[number % 3]) for number, text in enumerate(TEXTS)])
+    table(folder / "validation.csv", [(text, str(number % 3)) for number, text in enumerate(TEXTS)])
+    with pytest.raises(UserError, match=r"split 'validation' has numbers such as 0, and split 'train' names\n"):
+        task(folder)
+    assert task(folder, labels=names).examples("validation").labels.tolist() == [n % 3 for n in range(40)]
+
+
+def test_a_pattern_leaves_out_hidden_folders(tmp_path: Path) -> None:
+    """A copy that a notebook keeps doubled the rows."""
+    for place in ("2024", ".ipynb_checkpoints"):
+        (tmp_path / "d" / place).mkdir(parents=True)
+        table(tmp_path / "d" / place / "part.csv", ROWS)
+    table(tmp_path / "d" / "all.csv", ROWS)
+    parts: dict[str, Any] = {"train": "*/part.csv[:30]", "validation": {"validation": "*/part.csv[30:]"}}
+    assert len(task(tmp_path / "d", **parts).examples(parts["train"]).texts[0]) == 30
+
+
+@pytest.mark.parametrize("separator", ["comma", None])
+def test_a_row_without_labels_is_not_labeled_nan(separator: str | None, tmp_path: Path) -> None:
+    rows = [{"text": text, "labels": "a, b" if separator else ["a", "b"]} for text in TEXTS]
+    rows[7]["labels"] = float("nan")  # type: ignore[assignment]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    fields = {
+        "type": "multilabel",
+        "label": "labels",
+        "separator": separator,
+        "metrics": ["f1_micro"],
+        "labels": ["a", "b"],
+    }
+    with pytest.raises(UserError, match="1 of 40 rows of split 'train' have no label"):
+        task(tmp_path, separator=separator, **fields).examples("train")

@@ -29,6 +29,7 @@ from distill_runner.datasets.corpora.examples import (
     packed_examples,
     pair_examples,
     passage_examples,
+    sentences_of,
 )
 from distill_runner.datasets.readers import hub
 from distill_runner.datasets.splits import CorpusSplit, TokenSplit
@@ -656,3 +657,24 @@ def test_a_corpus_of_one_document_leaves_nothing_to_train_on(tokenizer: Any, tmp
     folder = tmp_path / "tokens"
     folder.mkdir()
     refused(lambda: write_examples(folder, corpus(tmp_path), "train", tokenizer), "corpus=mine", "hold_out")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ('He said "Go." Then (he left.) Later it rained.', ['He said "Go."', "Then (he left.)", "Later it rained."]),
+        ("One.\nTwo", ["One.", "Two"]),
+        ("No end", ["No end"]),
+        ("A 3.5 b. and c", ["A 3.5 b. and c"]),
+        ('Yes!" He', ['Yes!"', "He"]),
+        ("", []),
+    ],
+)
+def test_a_sentence_keeps_its_quotes_and_brackets(text: str, sentences: list[str]) -> None:
+    """Closing marks were lost, and the opening ones stayed."""
+    assert sentences_of(text) == sentences
+
+
+@given(st.text(st.sampled_from(list("Ab.!? \n\"')(")), max_size=40))
+def test_only_blanks_between_sentences_are_lost(text: str) -> None:
+    assert "".join("".join(sentences_of(text)).split()) == "".join(text.split())

@@ -23,6 +23,7 @@ from distill_runner.tasks.questions.answers import (
     null_margin,
     question_scores,
 )
+from distill_runner.tasks.questions.data import QuestionColumns, _answers
 from distill_runner.tasks.questions.windows import Windows
 from helpers import run_qa
 from helpers.made_questions import Row, made_rows, real_rows, windows_of
@@ -256,3 +257,10 @@ def test_the_best_threshold_is_the_official_one(rows: list[tuple[float, bool, bo
     expected = official_threshold(scores, ["x" if one else "" for one in answered], has, margins)
     found = best_over_thresholds(np.array(scores), np.array(answered), np.array(has), np.array(margins))
     assert found[0] == pytest.approx(expected[0])
+
+
+def test_a_missing_answer_is_no_word() -> None:
+    """NaN became the answer "nan", which is in "finance"."""
+    columns = QuestionColumns("question", "context", "answers", "train", True, True, True)
+    assert _answers(float("nan"), None, columns, "row 0") == ((), ())
+    assert _answers(None, None, columns, "row 0") == ((), ())

@@ -296,6 +296,7 @@ def test_printed_lists_of_words(form: Callable[[list[str]], str], tmp_path: Path
         ([[0, 99, "A"]], r"a span 0 to 99 of 11 characters, in row 0"),
         ([[0, 2, "A"]], r"the span 'th', which cuts the word 'the', in row 0"),
         ([[0, "A"]], r"a span that cannot be read"),
+        ([{"start": 0, "end": 3, "label": "A", "text": "dog"}], r"a span of 'the' whose text is 'dog', in row 0"),
         ("A", r"a str instead of a list of tags or spans, in row 0"),
     ],
 )
@@ -315,6 +316,9 @@ def test_spans_that_fit_no_text_are_refused(marks: Any, problem: str, tmp_path: 
         ({"tokens": ["a"], "ner_tags": "O"}, "cannot be inferred|instead of a list of tags"),
         ({"tokens": ["a"], "ner_tags": [3]}, "are numbers without names"),
         ({"words": "a b", "tags": "O O"}, "a str instead of a list of tags or spans, in row 0"),
+        ({"tokens": [{"text": "a"}], "ner_tags": ["O"]}, "a dict instead of a text among its words, in row 0"),
+        ({"tokens": ["a", "b"], "ner_tags": ["B", "I"]}, "prefixes without a type behind a hyphen, such as B"),
+        ({"tokens": ["a", "b"], "ner_tags": ["B_X", "O"]}, "prefixes without a type behind a hyphen, such as B_X"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(row: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -346,3 +350,28 @@ def test_conll_u(tmp_path: Path) -> None:
     rows += ["2\tdo\tdo\tAUX\t_\t_\t0\troot\t_\t_", "3\tn't\tnot\tPART\t_\t_\t2\tx\t_\t_", ""]
     task = task_of(save(tmp_path / "own", "\n".join(rows), name="{}.conllu"), metrics=["accuracy"])
     assert words_and_tags(task) == [[("the", "DET"), ("do", "AUX"), ("n't", "PART")]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["1\tSchartau\tB-PER\tO", "2\tsagte\tO\tO", "", "1\tEr\tO\tO", "2\tging\tO\tO"],
+        ["bc/a/0 New NNP B-LOC", "bc/a/0 York NNP I-LOC", "", "bc/a/0 he PRP O", "bc/a/0 ran VBD O"],
+    ],
+)
+def test_a_first_column_of_numbers_or_documents_is_no_word(rows: list[str], tmp_path: Path) -> None:
+    """GermEval's and CoNLL-2012's files: a student was trained on "1 2 3"."""
+    with pytest.raises(UserError, match=r"in its first column, which is that of the words\n.*Remove the column"):
+        task_of(save(tmp_path / "own", "\n".join(rows)))
+
+
+def test_a_test_split_has_all_labels_or_none(tmp_path: Path) -> None:
+    """One row without labels had taken those of all others away."""
+    folder = save(tmp_path / "own", json.dumps({"tokens": ["a", "b"], "ner_tags": ["O", "B-x"]}), name="{}.jsonl")
+    rows = [{"tokens": ["a", "b"], "ner_tags": tags} for tags in (["O", "B-x"], None)]
+    (folder / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = task_of(folder, test={"test": "test"})
+    with pytest.raises(UserError, match="row 1"):
+        task.examples("test")
+    (folder / "test.jsonl").write_text(json.dumps(rows[1]) + "\n" + json.dumps(rows[1]))
+    assert task_of(folder, test={"test": "test"}).examples("test").items[0].tags is None

@@ -190,3 +190,12 @@ def test_scores_are_required_where_pairs_are_judged(tmp_path: Path) -> None:
     assert len(judged.texts) == 2
     assert judged.labels is not None
     assert len(task.examples(task.train).texts) == 1
+
+
+def test_an_answer_with_the_id_of_its_question_is_refused(tmp_path: Path) -> None:
+    """BEIR leaves such a document out: all scores of data numbered alike were 0."""
+    folder = beir(tmp_path)
+    (folder / "queries.jsonl").write_text('{"_id": "d1", "text": "a query"}\n')
+    (folder / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nd1\td1\t1\n")
+    with pytest.raises(UserError, match="judges document 'd1' for the query of the same id"):
+        retrieval(folder).examples("dev")

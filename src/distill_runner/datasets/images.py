@@ -98,7 +98,7 @@ def _file_name(value: Any) -> str | None:
 
 def _open_image(value: Any, where: str, column: str) -> "Image":
     """Return the decoded image in its original mode."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     source = value.get("bytes") or value.get("path") if isinstance(value, dict) else value
     if not isinstance(source, bytes | Path) and not (isinstance(value, dict) and source):
@@ -108,7 +108,7 @@ def _open_image(value: Any, where: str, column: str) -> "Image":
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             image.load()
-            return image
+            return ImageOps.exif_transpose(image)  # a camera stores how it was held, as datasets reads it too
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)[:100]
         problem = f"{where} cannot be decoded: {reason}"

@@ -3,6 +3,7 @@
 import re
 import shlex
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -28,6 +29,8 @@ MIN_PROBABILITY = 1e-12
 """Lower bound of a probability before its logarithm."""
 MAX_CLASSES = 20
 """Number of classes up to which a message lists all of them."""
+TRUTH = {"true", "false"}
+"""Names of two classes that flags are read as."""
 MISSING = ("-", "?", "nan", "n/a", "#n/a", "<na>")
 """Marks of a missing label, in lower case: of SNLI, of UCI's files, of pandas and of spreadsheets. NA and none may be
 classes: they are counted among them where the data are listed."""
@@ -87,7 +90,17 @@ class ClassesTask(TextTask):
                 raise UserError("task.labels", None, problem, "Name the classes, such as task.labels=[no,yes].")
         splits = {parse_split(split)[0] for split in (self.train, *self.validation.values())}
         table = read_table(self, splits.pop() if len(splits) == 1 else self.labeled_split)
-        return table.class_names if table.class_names is not None else self.distinct_names(table)
+        if table.class_names is not None:
+            return table.class_names
+        self.require_names(names := self.distinct_names(table))
+        return names
+
+    def require_names(self, names: Sequence[str]) -> None:
+        """Check that the validation splits name the classes too, if their names are inferred from the training split.
+
+        Raises:
+            UserError: they do not.
+        """
 
     def _names_of_columns(self) -> list[str]:
         """Return the gold labels that end the names of the columns, or else the ends in which these names differ."""
@@ -314,6 +327,25 @@ class ClassificationTask(ClassesTask):
         names = [str(value) for value in sorted(values, key=None if numeric else str)]
         return list(dict.fromkeys(names))  # JSON may have both 28 and "28"
 
+    def require_names(self, names: Sequence[str]) -> None:
+        if any(re.fullmatch(r"-?\d+", name) for name in names) or {name.casefold() for name in names} <= TRUTH:
+            return
+        for split in self.validation.values():
+            if parse_split(split)[0] == parse_split(self.labeled_split)[0]:
+                continue
+            try:
+                table = read_table(self, split)
+            except UserError:  # raised again when the split is read
+                continue
+            numbers = (value for value in self.label_values(table) if not self.is_unlabeled(value))
+            value = next((value for value in numbers if isinstance(as_int(value), int)), None)
+            if value is not None and table.class_names is None:
+                problem = f"split '{split}' has numbers such as {value}, and split '{self.labeled_split}' names"
+                remedy = (
+                    f"Name the classes in the order of the numbers, such as task.labels={format_list(list(names))}."
+                )
+                raise UserError("task.labels", None, problem, remedy)
+
     def _require_single_values(self, values: list[Any], split: str) -> None:
         """Raise a UserError if a label is a list or a mapping instead of a single value."""
         nested = next((value for value in values if isinstance(value, list | dict)), None)
@@ -373,7 +405,7 @@ def _class_name(value: Any, class_names: list[str] | None, labels: list[str]) ->
     if not isinstance(value, int):
         return str(value)
     numbers = any(re.fullmatch(r"-?\d+", name) for name in labels)
-    if class_names is None and (numbers or {name.casefold() for name in labels} <= {"true", "false"}):
+    if class_names is None and (numbers or {name.casefold() for name in labels} <= TRUTH):
         return str(value)
     names = labels if class_names is None else class_names
     return names[value] if 0 <= value < len(names) else None

@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
+from distill_runner.datasets.readers.table import is_missing
 from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.classification import MIN_PROBABILITY, ClassesTask
@@ -137,7 +138,7 @@ class MultiLabelTask(ClassesTask):
 
         An example without any label has an empty list, or an empty text if there is a ``separator``.
         """
-        return value is None or (is_empty(value) and self.separator is None)
+        return is_missing(value) or (is_empty(value) and self.separator is None)
 
     def label_values(self, table: SplitTable) -> list[Any]:
         """Return the labels of each example as stored in the data, for ``encode``.

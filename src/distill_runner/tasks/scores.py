@@ -425,7 +425,7 @@ class ScoredTask(Task):
         table = self.transfer_table(transfer)
         rows = selected_rows(table, self.scores(table, TRANSFER).is_used)
         num_texts = len(table.columns) - len(self.prediction_columns)
-        return Examples([list(map(str, rows.columns[str(number)])) for number in range(num_texts)], None)
+        return Examples(transfer.texts([rows.columns[str(number)] for number in range(num_texts)]), None)
 
     def transfer_logits(self, transfer: "TransferSet") -> np.ndarray:
         scores = self.scores(self.transfer_table(transfer), TRANSFER)

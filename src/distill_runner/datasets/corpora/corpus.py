@@ -257,13 +257,20 @@ class TransferSet(Mixture):
     size: int | None = Field(None, ge=1)
 
     def examples(self) -> Examples:
-        """Return the inputs as texts without labels."""
+        """Return the inputs as texts without labels; raises the errors of ``inputs`` and of ``texts``."""
+        return Examples(self.texts(self.inputs()), None)
+
+    def texts(self, columns: Sequence[Sequence[Any]]) -> list[list[str]]:
+        """Return columns of inputs as texts.
+
+        Raises:
+            UserError: a cell is no text, such as a list of words.
+        """
         try:
-            return Examples([list(map(text_of, column)) for column in self.inputs()], None)
+            return [list(map(text_of, column)) for column in columns]
         except ValueError as error:
-            columns = next(iter(self.parts.values())).columns
-            problem = f"a row holds {error}"
-            raise UserError("transfer.parts", format_list(columns), problem, "Name columns of texts.") from error
+            names = format_list(next(iter(self.parts.values())).columns)
+            raise UserError("transfer.parts", names, f"a row holds {error}", "Name columns of texts.") from error
 
     def inputs(self, further: Mapping[str, str] = MappingProxyType({})) -> list[list[Any]]:
         """Return the columns of the inputs, with the values of the data; rows with an empty text are left out.

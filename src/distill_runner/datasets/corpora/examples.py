@@ -34,7 +34,7 @@ MAX_WORDS = 500_000
 """Words whose tokens are kept in memory, about 100 MB."""
 ARRAYS = {"ids": np.int32, "sentences": np.int64, "documents": np.int64}
 """Arrays of tokenized documents: the attributes of ``Documents``."""
-SENTENCE_END = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=["'(\[]*[A-Z0-9])|\n+""")
+SENTENCE_END = re.compile(r"""(?<=[.!?])(?P<closing>["')\]]*)\s+(?=["'(\[]*[A-Z0-9])|\n+""")
 
 Array = np.ndarray | ArraySlices
 Encode = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
@@ -287,6 +287,14 @@ def _truncate_pair(
     return first[slice(*bounds[0])], second[slice(*bounds[1])]
 
 
+def sentences_of(text: str) -> list[str]:
+    """Return the sentences of a text, by their punctuation; quotes and brackets that close one belong to it."""
+    ends = list(SENTENCE_END.finditer(text))
+    starts = [0, *(end.end() for end in ends)]
+    stops = [*(end.start() if end["closing"] is None else end.end("closing") for end in ends), len(text)]
+    return [text[start:stop] for start, stop in zip(starts, stops, strict=True) if start < stop]
+
+
 def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: Any) -> int:
     """Tokenize a split into the files that ``CorpusSplit`` reads; ``labels`` are those of next sentence prediction.
 
@@ -304,7 +312,7 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
     }
     texts = corpus.documents(split)
     if is_paired:
-        texts = ([part for text in document for part in SENTENCE_END.split(text) if part] for document in texts)
+        texts = ([part for text in document for part in sentences_of(text)] for document in texts)
     tokenized = folder / "tokenized"
     documents = Documents.tokenize(texts, tokenizer, tokenized)
     is_passages = corpus.examples == "passages"

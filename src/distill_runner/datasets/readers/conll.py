@@ -134,6 +134,25 @@ def _is_tagged(values: list[str], tags: set[str], has_tabs: bool) -> bool:
     raise FileProblem(problem, "Separate the columns by tabs, or write comments with a blank after #.")
 
 
+def _require_words_first(first_columns: list[list[str]]) -> None:
+    """Check that the first column holds words.
+
+    Args:
+        first_columns: the first column of each sentence of several words.
+    Raises:
+        FileProblem: in all sentences it counts the words (GermEval), or names the document (CoNLL-2012).
+    """
+    are_constant = len(first_columns) > 1 and all(len({*column}) == 1 for column in first_columns)
+    if first_columns and (are_constant or all(map(_is_index, first_columns))):
+        problem = f"has {', '.join(first_columns[0][:3])} in its first column, which is that of the words"
+        raise FileProblem(problem, "Remove the column of numbers or documents, so that the words come first.")
+
+
+def _is_index(column: list[str]) -> bool:
+    """Return whether a column counts the words of its sentence, from 0 or 1."""
+    return column in ([str(number + start) for number in range(len(column))] for start in (0, 1))
+
+
 def _has_tabs(lines: list[str]) -> bool:
     return all("\t" in line for line in lines if line.strip() and not line.startswith((_COMMENT, DOCUMENT)))
 
@@ -157,6 +176,8 @@ def _named_columns(
             for sentence in sentences
         ]
         return [WORDS, UPOS], [sentence for sentence in sentences_of_words if sentence]
+    if count > 2:
+        _require_words_first([[values[0] for _, values in sentence] for sentence in sentences if len(sentence) > 1])
     names = COLUMNS.get(count) or [WORDS, *(f"column_{number}" for number in range(2, count)), TAGS]
     of_tags = [all(_TAG.fullmatch(values[column]) for values in rows) for column in (0, -1)]
     if count == 2 and of_tags == [True, False]:

@@ -187,7 +187,8 @@ def _pattern_files(folder: Path, pattern: str, files: Sequence[Path]) -> list[Pa
     if pattern == ALL_FILES:
         return list(files)
     if "/" in pattern:
-        return sorted(path for path in folder.glob(pattern.lstrip("/")) if file_format(path))
+        paths = [path for path in folder.glob(pattern.lstrip("/")) if file_format(path)]
+        return sorted(path for path in paths if not any(p.startswith(".") for p in path.relative_to(folder).parts))
     return [file for file in files if fnmatchcase(file.name, pattern) or fnmatchcase(file_stem(file), pattern)]
 
 

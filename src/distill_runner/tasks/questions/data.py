@@ -12,6 +12,7 @@ from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.readers.dataset import BY_CLASS, Dataset, parse_split
+from distill_runner.datasets.readers.table import is_missing
 from distill_runner.datasets.readers.tables import read_rows
 from distill_runner.tasks.printed import printed_value
 
@@ -176,7 +177,9 @@ def _answers(
     value: Any, start: Any, columns: QuestionColumns, where: str
 ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
     """Return texts and offsets of answers, None for a missing offset; empty texts ("no answer" in CSV) are dropped."""
-    if isinstance(value, str):
+    if is_missing(value):
+        value = None
+    elif isinstance(value, str):
         parsed = printed_value(value)
         value = value if parsed is None else parsed
     elif isinstance(value, int | float):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, WordLines
+from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, WordLines, is_missing, text_of
 from distill_runner.datasets.readers.tables import SplitTable, listed_names
 from distill_runner.tasks.printed import printed_list
 from distill_runner.tasks.tokens.schemes import LETTERS, OUTSIDE, TagSet, complete_names
@@ -191,13 +191,13 @@ def read_sentences(
     Args:
         column: column of words (lists) or of texts.
         label: column of tags (lists) or of spans.
-        labeled: whether every sentence needs labels; otherwise labels are read if all sentences have them.
+        labeled: whether the split needs labels; otherwise no sentence may have any.
         offsets: unit of the offsets of spans; None takes characters, or UTF-16 if the texts of the spans say so.
     Raises:
         UserError: a row has no words, no text or no labels, or they do not fit each other. The message names the row.
     """
     values, marks = table.columns[column], table.columns.get(label)
-    if not labeled and (marks is None or any(mark is None for mark in marks)):
+    if not labeled and (marks is None or all(mark is None for mark in marks)):
         marks = None
     elif marks is None:
         raise UserError("task.label", label, f"split '{split}' has no such column", "task.label=<tags or spans>")
@@ -264,7 +264,11 @@ class _Reader:
             content = "nothing" if value is None else f"a {type(value).__name__}"
             problem = f"split '{self.split}' has {content} instead of words or a text, {line}"
             raise UserError("task.columns", self.column, problem, "Remove or repair such rows.")
-        words = ["" if word is None else str(word) for word in value]
+        try:
+            words = ["" if is_missing(word) else text_of(word) for word in value]
+        except ValueError as error:
+            problem = f"split '{self.split}' has {error} among its words, {line}"
+            raise UserError("task.columns", self.column, problem, "Give a list of words.") from error
         text, position, ranges = " ".join(words), 0, []
         _require_characters(text, self.column, self.split, line)
         for word in words:
@@ -365,18 +369,15 @@ class _Reader:
 
     def in_characters(self, text: str, begin: int, end: int, own_text: str | None, line: str) -> tuple[int, int]:
         """Return a span in characters; JavaScript counts a character beyond the first 65,536 as two."""
-        if self.offsets == "characters" or (self.offsets is None and own_text is None) or text.isascii():
-            return begin, end
-        if self.offsets is None and text[begin:end] == own_text:
-            return begin, end
+        readings = [] if self.offsets == "utf16" else [(begin, end)]
         units = text.encode("utf-16-le")
-        if 0 <= begin <= end <= len(units) // 2:
+        if self.offsets != "characters" and 0 <= begin <= end <= len(units) // 2:
             first = len(units[: 2 * begin].decode("utf-16-le", "replace"))
-            last = first + len(units[2 * begin : 2 * end].decode("utf-16-le", "replace"))
-            if self.offsets == "utf16":
-                return first, last
-            if text[first:last] == own_text:
-                self.note("spans count in UTF-16 units, as their texts show", line)
+            readings.append((first, first + len(units[2 * begin : 2 * end].decode("utf-16-le", "replace"))))
+        for number, (first, last) in enumerate(readings):
+            if own_text is None or text[first:last].split() == own_text.split():
+                if number:
+                    self.note("spans count in UTF-16 units, as their texts show", line)
                 return first, last
         problem = f"split '{self.split}' has a span of '{text[begin:end][:40]}' whose text is '{(own_text or '')[:40]}'"
         raise UserError("task.label", self.label, f"{problem}, {line}", "Repair or remove it.")

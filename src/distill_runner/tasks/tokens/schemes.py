@@ -24,6 +24,7 @@ LETTERS = {"B": BEGIN, "I": INSIDE, "M": INSIDE, "E": END, "L": END, "S": SINGLE
 INVENTORIES = ("BI", "BIES", "BMES", "BILU")
 """Prefixes that a type has in the schemes, so that a type gets all of its tags even if the data lack one."""
 _PREFIXED = re.compile(r"([BIMELSU])-(.+)", re.DOTALL)
+_UNDERSCORED = re.compile(r"[BI]_(.+)", re.DOTALL)
 _SUFFIXED = re.compile(r"(.+)-([BI])", re.DOTALL)
 
 
@@ -178,6 +179,9 @@ def parse_tags(names: Iterable[str]) -> list[tuple[int, str]] | None:
     if typed and all(map(_SUFFIXED.fullmatch, typed)):
         problem = f"has B and I at the end of the tags, such as {typed[0]}"
         raise UserError("task.label", None, problem, "Write them in front of the type: B-PER, I-PER.")
+    if typed and (all(map(_UNDERSCORED.fullmatch, typed)) or ("B" in typed and {*typed} <= LETTERS.keys())):
+        problem = f"has prefixes without a type behind a hyphen, such as {typed[0]}"
+        raise UserError("task.label", None, problem, "Write B-PER and I-PER; entities of one type need a type, too.")
     if any(match and match[1] in "BI" for match in matches) and OUTSIDE in names:
         plain = next(name for name, match in zip(typed, matches, strict=True) if not match)
         prefixed = next(name for name, match in zip(typed, matches, strict=True) if match)

@@ -173,6 +173,11 @@ class RetrievalTask(VectorTask):
             (query_number[query], document_number[document], value)
             for (query, document), value in judgments_of_pairs.items()
         ]
+        if same := [
+            query for (query, document), value in judgments_of_pairs.items() if query == document and value > 0
+        ]:
+            problem = f"{file.name} judges document '{same[0]}' for the query of the same id, which BEIR leaves out"
+            raise UserError(self.split_key(split), split, problem, "Give queries and documents ids of their own.")
         excluded = np.array([document_number.get(key, -1) for key in used], dtype=np.int64)
         judgments = Judgments(np.array(rows, dtype=np.int64), excluded)
         texts = [*(queries[key] for key in used), *documents.values()]
