@@ -335,3 +335,31 @@ def test_several_runs_of_a_seed_are_no_seeds_of_a_gap(tmp_path: Path) -> None:
     compared = compare_differences("rte", (repeated, rows[1]), (rows[2], rows[3]))
     assert compared.methods is None
     assert "has several runs of one seed" in compared.remarks[0]
+
+
+def test_a_record_keeps_a_further_look_and_a_choice_from_a_grid(tmp_path: Path) -> None:
+    """From runs a claim was undecided, and from its own record it held."""
+    rkd = seeds_of(tmp_path, "r", 130, **RKD)
+    grid = seeds_of(tmp_path, "b", 100, settings={"optim.lr": 2e-5, "optim.epochs": 3})
+    for name, runs, claims in (
+        ("grid", seeds_of(tmp_path, "a", 100) + grid + rkd, claims_of()),
+        ("looks", seeds_of(tmp_path, "c", 100) + rkd, claims_of(seeds=3)),
+    ):
+        by_runs = outcomes(claims, runs)
+        recorded = with_records(claims, by_runs)
+        page = claims_page(recorded, outcomes(recorded))
+        assert page == claims_page(claims, by_runs).replace("| runs |", "| recorded |"), name
+        record = recorded.claims[0].trials[0].recorded
+        assert record is not None
+        assert (record.is_selected, record.looks) == ((True, None) if name == "grid" else (False, 2))
+
+
+def test_a_gap_of_a_grid_s_best_point_is_undecided(tmp_path: Path) -> None:
+    small = {"num_layers": 2, "width": 768, "init": "first"}
+    alp, rkd = seeds_of(tmp_path, "a", 100), seeds_of(tmp_path, "r", 130, **RKD)
+    alp_2, rkd_2 = seeds_of(tmp_path, "b", 20, student=small), seeds_of(tmp_path, "s", 190, student=small, **RKD)
+    grid = seeds_of(tmp_path, "g", 110, student=small, settings={"optim.lr": 2e-5, "optim.epochs": 3})
+    trial = {"runs": {"task": "rte", "optim.epochs": 3, "student.num_layers": 2}, "than": {"student.num_layers": 4}}
+    outcome = only(claims_of(**trial), alp + rkd + alp_2 + rkd_2 + grid)
+    assert outcome.comparison is not None
+    assert outcome.comparison.is_selected

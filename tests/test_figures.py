@@ -18,6 +18,7 @@ from distill_runner.report.figures import (
     PUBLISHED,
     REFERENCE,
     TEACHER,
+    _epoch_scores,
     comparison_figure,
     epoch_figure,
     heat_map,
@@ -205,3 +206,16 @@ def test_a_forest_plot_has_differences_intervals_and_the_margin() -> None:
 def test_a_forest_plot_has_a_panel_for_each_task() -> None:
     figure = comparison_figure([comparison("last", 1.0, 0.1, task) for task in ("sst2", "rte")])
     assert [panel.get_title() for panel in figure.axes] == ["sst2", "rte"]
+
+
+def test_a_panel_has_the_curve_of_its_split() -> None:
+    """All languages had the curve of the one that selects the epoch."""
+    history = [
+        {"accuracy": 0.8, "en/accuracy": 0.8, "de/accuracy": 0.4},
+        {"accuracy": 0.9, "en/accuracy": 0.9, "de/accuracy": 0.5},
+    ]
+    base = result(metric="accuracy", history=history)
+    assert _epoch_scores(base | {"data": {"scored_on": ["en"]}}) == [0.8, 0.9]
+    assert _epoch_scores(base | {"split": "de"}) == [0.4, 0.5]
+    assert _epoch_scores(base | {"data": {"scored_on": ["en", "de"]}}) == pytest.approx([0.6, 0.7])
+    assert _epoch_scores(base | {"split": "fr"}) == []

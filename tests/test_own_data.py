@@ -341,7 +341,6 @@ def test_a_row_without_labels_is_not_labeled_nan(separator: str | None, tmp_path
     fields = {
         "type": "multilabel",
         "label": "labels",
-        "separator": separator,
         "metrics": ["f1_micro"],
         "labels": ["a", "b"],
     }

@@ -148,8 +148,11 @@ def test_a_result_names_the_commit_and_whether_the_checkout_was_edited(
     assert environment()["commit"] == f"{commit}-dirty"
 
 
-@pytest.mark.parametrize("change", ["task.split_off=0.1", "task.validation.validation=validation[:50]"])
-def test_a_part_of_a_split_has_no_published_number(change: str, compose: Compose) -> None:
+@pytest.mark.parametrize(
+    "change",
+    ["task.split_off=0.1", "task.validation.validation=validation[:50]", "task.validation.validation=test"],
+)
+def test_another_split_has_no_published_number(change: str, compose: Compose) -> None:
     """A paper's number for all of GLUE's validation split stood beside the score on a tenth of the training split."""
     for overrides, is_found in (((), True), ((change,), False)):
         run = compose("task=rte", "method=rkd", "student.num_layers=4", *overrides, tiny=False)

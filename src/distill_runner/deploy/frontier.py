@@ -202,12 +202,19 @@ def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, exa
     from scipy.special import ndtri
 
     level = ALPHA / len({(other.family, other.form) for other in rows if other.family is not None})
+    if larger := [other for other in rows if _is_tested_before(other, row) and (other.p is None or other.p > level)]:
+        return f"{text}. It is not tested, since the larger {larger[0].label} is not shown to be within it either."
     if not 0 < row.p < 0.5:
         return f"{text}. Its predictions differ too little to test."
     needed = examples * ((-ndtri(level) + ndtri(POWER)) / -ndtri(row.p)) ** 2
     return (
         f"{text}. About {int(needed) + 1:,} validation examples, of {examples:,} now, would show it (p = {row.p:.2g})."
     )
+
+
+def _is_tested_before(other: FrontierRow, row: FrontierRow) -> bool:
+    """Return whether another student of the same chain is larger."""
+    return (other.family, other.form) == (row.family, row.form) and other.num_bytes > row.num_bytes
 
 
 def teacher_notes(rows: Sequence[FrontierRow], row: FrontierRow, smallest: str = SIZE) -> list[str]:

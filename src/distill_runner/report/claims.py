@@ -34,7 +34,8 @@ class Record(Schema):
     """Numbers of a finished comparison, in points.
 
     They are either those that a page prints, with the p-value of the t-test over seeds or the seeds' differences, or
-    those of ``MethodTest``, which ``distill-run claims --record`` writes.
+    those of ``MethodTest``, which ``distill-run claims --record`` writes. ``looks`` is their number if it is not the
+    planned one, and ``is_selected`` says that a row is the best point of a grid.
     """
 
     metric: str
@@ -47,6 +48,8 @@ class Record(Schema):
     seed_variance: float | None = None
     example_variance: float | None = None
     fixed_stages: tuple[str, ...] = ()
+    looks: int | None = None
+    is_selected: bool = False
 
     def test(self, looks: int) -> MethodTest | None:
         """Return the test over seeds and examples; None if a number that it needs is missing."""
@@ -288,8 +291,9 @@ def _recorded_comparison(claim: Claim, trial: Trial, record: Record) -> Comparis
         metric=record.metric,
         difference=record.difference,
         shared=record.seeds,
-        methods=record.test(trial.looks),
+        methods=record.test(record.looks or trial.looks),
         margin=claim.margin,
+        is_selected=record.is_selected,
         fixed_stages={"both": record.fixed_stages} if record.fixed_stages else {},
     )
 
@@ -308,11 +312,13 @@ def _with_record(trial: Trial, outcome: Outcome) -> Trial:
     comparison = outcome.comparison
     if outcome.numbers != "runs" or comparison is None or comparison.methods is None:
         return trial
-    return trial.model_copy(update={"recorded": _record(comparison, comparison.methods)})
+    return trial.model_copy(update={"recorded": _record(trial, comparison, comparison.methods)})
 
 
-def _record(comparison: Comparison, methods: MethodTest) -> Record:
+def _record(trial: Trial, comparison: Comparison, methods: MethodTest) -> Record:
     return Record(
+        looks=methods.looks if methods.looks != trial.looks else None,
+        is_selected=comparison.is_selected,
         metric=str(comparison.metric),
         difference=_rounded(100 * methods.difference),
         seeds=methods.seeds,

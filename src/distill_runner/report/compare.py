@@ -8,14 +8,14 @@ from statistics import fmean
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.datasets.evaluate_metrics import is_external
 from distill_runner.datasets.metrics import metric_function
 from distill_runner.report.collect import TEST_PREDICTIONS, Result, scored_on, tested_on
 from distill_runner.report.identity import shared_stages
 from distill_runner.report.resampling import ExampleTest, PairedScores, SummedScores, clustered_scores, paired_scores
 from distill_runner.report.row_names import differences
-from distill_runner.report.rows import GRID, GRID_MEAN, ResultCell, ResultTable, Row, SettingScores, held_out_column
+from distill_runner.report.rows import ResultCell, ResultTable, Row, SettingScores, held_out_column
 from distill_runner.report.sample_scores import mean_f1_of_counts
 from distill_runner.report.statistics import ALPHA, MethodTest, holm
 
@@ -26,6 +26,8 @@ Where examples depend on each other, they have ``clusters`` (N,) and, if the sco
 ``score-<metric>`` (N,). If it is the F1 of sums over examples, they have ``counts-<metric>`` (N, 3) instead: true
 positives, predicted and actual positives of each; or (N, 3 T), whose F1 is the mean over T classes.
 """
+CLUSTERED = "clustered"
+"""Source of predictions of which several belong to one text, by a metric that has no score for each of them."""
 BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "the same", "undecided"
 
 
@@ -210,6 +212,8 @@ def compare_differences(
     own, others = (compare_rows(task, *rows) for rows in (pair, other))
     return replace(
         half,
+        remarks=tuple(dict.fromkeys((*half.remarks, *own.remarks, *others.remarks))),
+        is_selected=own.is_selected or others.is_selected,
         difference=2 * half.difference if half.difference is not None else None,
         examples=None,
         methods=half.methods.times(2) if half.methods else None,
@@ -241,6 +245,7 @@ def _compare_cells(
     metric = one.runs[0]["metric"]
     if metric != other.runs[0]["metric"]:
         return Comparison(*names, ("their metrics differ",))
+    one, other, left_out = _of_shared_seeds(one, other)
     scores, problems = _paired_scores(one, other)
     examples = scores.test() if scores else None
     if examples and examples.low is None:
@@ -251,7 +256,7 @@ def _compare_cells(
     selected = _grid_remarks(list(cells.values()))
     return Comparison(
         *names,
-        (*problems, *_seeds_remarks(len(shared[0]), seeds_p), *selected),
+        (*problems, *left_out, *_seeds_remarks(len(shared[0]), seeds_p), *selected),
         metric,
         one.spread.mean - other.spread.mean,
         examples,
@@ -263,6 +268,15 @@ def _compare_cells(
     )
 
 
+def _of_shared_seeds(first: SettingScores, second: SettingScores) -> tuple[SettingScores, SettingScores, list[str]]:
+    """Return the runs of the seeds that both have, if there are two or more, and a remark if others are left out."""
+    shared = _shared_seeds(first, second)
+    one, other = (tuple(run for run in point.runs if run["seed"] in shared) for point in (first, second))
+    if len(shared) < 2 or (len(one), len(other)) == (len(first.runs), len(second.runs)):
+        return first, second, []
+    return SettingScores(one), SettingScores(other), [f"of the {quantity(len(shared), 'seed')} that both rows have"]
+
+
 def _paired_scores(first: SettingScores, second: SettingScores) -> tuple[PairedScores | None, list[str]]:
     if any(len(scored_on(run)) > 1 for point in (first, second) for run in point.runs):
         return None, ["no test over examples: the score is a mean over several splits"]
@@ -270,6 +284,8 @@ def _paired_scores(first: SettingScores, second: SettingScores) -> tuple[PairedS
     complete = [[of_run for of_run in point if of_run] for point in predictions]
     if any(len(point) < len(runs) for point, runs in zip(complete, predictions, strict=True)):
         return None, ["no test over examples: predictions are not kept for all runs"]
+    if any(of_run.source == CLUSTERED for point in complete for of_run in point):
+        return None, ["no test over examples: by this metric, questions on one text are not drawn together"]
     if (scores := pair_predictions(first.runs[0]["metric"], *complete)) is None:
         return None, ["no test over examples: their examples, or the numbers of their classes, differ"]
     return scores, []
@@ -314,7 +330,8 @@ class Predictions:
             if (values := arrays.get(f"{source}-{metric}")) is not None:
                 return cls(source, values, arrays["clusters"])
         if is_external(metric) and "items" in arrays:
-            return cls("outputs", arrays["items"], arrays["references"])
+            is_clustered = len({*arrays["clusters"].tolist()}) < len(arrays["items"]) if "clusters" in arrays else False
+            return cls(CLUSTERED if is_clustered else "outputs", arrays["items"], arrays["references"])
         return cls("outputs", arrays["outputs"], arrays["labels"])
 
     def is_paired_with(self, other: "Predictions") -> bool:
@@ -322,7 +339,7 @@ class Predictions:
         return same and np.array_equal(self.units, other.units)
 
     def score(self, metric: str) -> float:
-        if self.source == "outputs":
+        if self.source in ("outputs", CLUSTERED):
             return metric_function(metric)(self.values, self.units)
         return float(self.values.mean() if self.source == "score" else mean_f1_of_counts(self.values.sum(axis=0)))
 
@@ -399,7 +416,7 @@ def _seeds_remarks(count: int, p: float | None) -> list[str]:
 
 def _grid_remarks(cells: Sequence[ResultCell]) -> list[str]:
     """Warn of choices from grids: larger grids have larger maxima, and p-values after a choice are too small."""
-    points = [len(cell.points) if cell.kind in (GRID, GRID_MEAN) else 1 for cell in cells]
+    points = [len(cell.points) if cell.is_optimistic else 1 for cell in cells]
     if max(points) == 1:
         return []
     return [f"the best of {points[0]} and of {points[1]} points were chosen on these examples: p is too small"]

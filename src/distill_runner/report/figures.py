@@ -15,7 +15,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import UserError
-from distill_runner.report.collect import Result, is_scored, label, settings, tested_on
+from distill_runner.report.collect import Result, is_scored, label, scored_on, settings, tested_on
 from distill_runner.report.rows import ResultCell, column_of, tabulate, varied
 
 if TYPE_CHECKING:
@@ -182,9 +182,12 @@ def epoch_figure(results: Sequence[Result]) -> "Figure | None":
 
 def _epoch_scores(result: Result) -> list[float]:
     """Return the scores of a run after each epoch, up to the first that is missing or not finite."""
-    history = result.get("history") or []
-    scores = [entry.get(result["metric"]) if isinstance(entry, Mapping) else None for entry in history]
-    return [float(score) for score in takewhile(_is_finite, scores) if score is not None]
+    history, splits = result.get("history") or [], scored_on(result)
+    splits = [result["split"]] if "split" in result else splits if len(splits) > 1 else []
+    names = [f"{split}/{result['metric']}" for split in splits] or [result["metric"]]  # the plain name is what selects
+    scores = [[entry.get(name) if isinstance(entry, Mapping) else None for name in names] for entry in history]
+    complete = takewhile(lambda of_epoch: all(map(_is_finite, of_epoch)), scores)
+    return [fmean(float(score) for score in of_epoch if score is not None) for of_epoch in complete]
 
 
 def _is_finite(score: Any) -> bool:

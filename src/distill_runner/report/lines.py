@@ -7,7 +7,7 @@ from typing import Any
 
 from distill_runner.common.errors import format_value
 from distill_runner.report.collect import Result, constant_prediction, undefined_reason
-from distill_runner.report.rows import GRID, GRID_MEAN, ResultCell, ResultTable, Row, Teacher, held_out_column
+from distill_runner.report.rows import ResultCell, ResultTable, Row, Teacher, held_out_column
 
 PHASES = "steps, phases included"
 BRACKETS = "In parentheses: the paper's teacher differs from the run's, or it does not name metric or split."
@@ -84,10 +84,10 @@ def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
 def notes(table: ResultTable) -> list[str]:
     """Return the notes that readers of the numbers need, one sentence each."""
     bracketed = any(line.bracketed for line in table_lines(table)[1])
-    kinds = {kind for row in table.rows for kind in row.kinds}
+    is_optimistic = any(cell.is_optimistic for row in table.rows for cell in row.cells.values())
     optimistic = "The best of a grid was chosen by these scores: expect a lower score on other data."
     means = [f"{name}: the mean of {_enumeration(columns)}." for name, columns in table.means.items()]
-    sentences = [*means, *[BRACKETS] * bracketed, *[optimistic] * bool(kinds & {GRID, GRID_MEAN})]
+    sentences = [*means, *[BRACKETS] * bracketed, *[optimistic] * is_optimistic]
     return [*sentences, *_undefined_scores(table), *_constant_predictions(table)]
 
 

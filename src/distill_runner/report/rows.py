@@ -7,6 +7,7 @@ import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from math import inf, isnan
 from statistics import fmean
 from typing import Any
@@ -50,7 +51,12 @@ class SettingScores:
 
     @cached_property
     def spread(self) -> Spread:
-        return Spread.from_values([100 * run["score"] for run in self.runs])
+        by_seed: dict[int, list[float]] = {}
+        for run in self.runs:
+            by_seed.setdefault(run["seed"], []).append(100 * run["score"])
+        # Several draws of a mapping for each of several seeds are no further independent seeds.
+        are_crossed = 1 < len(by_seed) < len(self.runs)
+        return Spread.from_values([*map(fmean, by_seed.values())] if are_crossed else [*chain(*by_seed.values())])
 
     @property
     def selection(self) -> float:
@@ -86,6 +92,16 @@ class ResultCell:
         if selector := selection_of(self.best_point.runs[0]).get("on"):
             return ELSEWHERE.format(selector)
         return GRID_MEAN if self.best_point.spread.count > 1 else GRID
+
+    @property
+    def is_optimistic(self) -> bool:
+        """Whether the examples of this value chose a point of a grid, by any metric: the value is then too high."""
+        if not self.kind or self.best_point is None:
+            return False
+        run = self.best_point.runs[0]
+        selector, column = selection_of(run).get("on", ""), run["task"]
+        is_another_split = selector.startswith(f"{run.get('of_task', column)}_") and selector != column
+        return not (tested_on(run) or selector.startswith("held_out ") or is_another_split)
 
     @property
     def is_grid_of_seeds(self) -> bool:

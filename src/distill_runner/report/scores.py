@@ -195,12 +195,14 @@ def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dic
 def published_number(run: RunConfig, stage: Stage, quantity: Quantity) -> Published | None:
     """Return the number that a paper prints for a run, or None. The methods of all its stages define the variant.
 
-    A paper scores whole splits: a part of one, such as that of ``task.split_off``, has no published number.
+    A paper scores whole splits: a part of one, such as that of ``task.split_off``, has no published number. Nor has a
+    validation split that is scored as a test split, or the reverse.
     """
     if (task := stage.config.task) is not None:
         splits = {**task.validation, **task.test}
-        if any(parse_split(splits.get(name, name))[1] for name in quantity.splits):
-            return None
+        for split, part in (parse_split(splits.get(name, name)) for name in quantity.splits):
+            if part or split.rpartition(":")[2].startswith("test") != quantity.is_test:
+                return None
     variant: dict[str, Any] = {}
     for config in [*run.stages.values(), run.stages["student"]]:  # last, as the student's settings override the others
         variant |= _variant(config.method)

@@ -369,12 +369,12 @@ class _Reader:
 
     def in_characters(self, text: str, begin: int, end: int, own_text: str | None, line: str) -> tuple[int, int]:
         """Return a span in characters; JavaScript counts a character beyond the first 65,536 as two."""
-        readings = [] if self.offsets == "utf16" else [(begin, end)]
+        places = [] if self.offsets == "utf16" else [(begin, end)]
         units = text.encode("utf-16-le")
         if self.offsets != "characters" and 0 <= begin <= end <= len(units) // 2:
             first = len(units[: 2 * begin].decode("utf-16-le", "replace"))
-            readings.append((first, first + len(units[2 * begin : 2 * end].decode("utf-16-le", "replace"))))
-        for number, (first, last) in enumerate(readings):
+            places.append((first, first + len(units[2 * begin : 2 * end].decode("utf-16-le", "replace"))))
+        for number, (first, last) in enumerate(places):
             if own_text is None or text[first:last].split() == own_text.split():
                 if number:
                     self.note("spans count in UTF-16 units, as their texts show", line)
