@@ -283,3 +283,19 @@ def test_a_run_whose_student_predicts_one_class_says_so(
     assert any("is predicted for all" in warning for warning in scores[0]["warnings"])
     assert scores[0]["undefined"] == {"validation": {"matthews": "one class is predicted for all examples"}}
     assert "undefined" in result_row(result)
+
+
+def test_a_folder_holds_one_student(compose: Compose, tmp_path: Path) -> None:
+    """On changed data, the curve went on from the other run's, and its exported files stayed beside new weights."""
+    options = ("method=nkd", "optim.max_steps=2", "student.num_layers=1", "runtime.log_every=1")
+    run_stage(compose(*options), tmp_path, SETTINGS)
+    count = len((tmp_path / "metrics.jsonl").read_text().splitlines())
+    (tmp_path / "model" / "onnx").mkdir()
+    (tmp_path / "deploy.json").write_text("{}")
+    run_stage(compose(*options), tmp_path, SETTINGS)
+    assert (tmp_path / "deploy.json").exists(), "the same student keeps its files"
+    run_stage(compose(*options, "seed=7"), tmp_path, SETTINGS)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == count
+    assert not (tmp_path / "deploy.json").exists()
+    assert not (tmp_path / "model" / "onnx").exists()
+    assert (tmp_path / "model" / "config.json").exists()

@@ -346,3 +346,17 @@ def test_a_row_without_labels_is_not_labeled_nan(separator: str | None, tmp_path
     }
     with pytest.raises(UserError, match="1 of 40 rows of split 'train' have no label"):
         task(tmp_path, separator=separator, **fields).examples("train")
+
+
+@pytest.mark.parametrize(("override", "own"), [("++store.dir=/tmp/shared", True), ("seed=3", False)])
+def test_a_store_that_is_set_is_used(override: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = []
+
+    def planned(typed: Any, *_: Any) -> dict[str, str]:
+        stores.append(str(typed.store.dir))
+        return {"status": "planned"}
+
+    monkeypatch.delenv("DISTILL_STORE_DIR", raising=False)
+    monkeypatch.setattr("distill_runner.running.run_stage", planned)
+    run("experiment=demo", "method=rkd", override, "seed=1", outputs=tmp_path)
+    assert stores == ["/tmp/shared" if own else str(tmp_path / "store")]

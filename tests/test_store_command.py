@@ -222,3 +222,19 @@ def test_it_imports_neither_hydra_nor_torch() -> None:
         env={**os.environ, "PYTHONPATH": source},
     )
     assert ended.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "listed"),
+    [
+        (["--kind", "stage", "--unused"], [OTHER]),
+        (["--kind", "stage", "--key", key_of(TOKENS)[:9]], [TOKENS, TEACHER, STUDENT, OTHER]),
+        (["--unused"], [TOKENS, CHECKPOINTS, TARGETS, OTHER]),
+    ],
+)
+def test_a_state_narrows_a_selection(store: Store, arguments: list[str], listed: list[dict[str, Any]]) -> None:
+    """``delete --kind stage --unused`` deleted all stages, and ``list --unused`` listed what is used."""
+    lines = command(store, "list", *arguments)[1].splitlines()
+    assert {line.split()[1] for line in lines} & set(map(key_of, ALL)) == set(map(key_of, listed))
+    assert command(store, "delete", *arguments, "--yes")[0] == 0
+    assert there(store) == [spec for spec in ALL if spec not in listed]

@@ -597,6 +597,20 @@ def test_how_a_point_ended_is_recorded(
     assert ended["error"] == (exit_cause(exitcode) if after == "failed" else None)
 
 
+def test_a_finished_point_whose_repetition_fails_stays_finished(of_point: Path) -> None:
+    """Its score left the table, and the store counted its artifacts as unused."""
+    status.write_status(of_point, "done", {"seed": 1})
+
+    def broken(_: Any) -> Any:
+        raise UserError("task.test.final", "tset", "no such split")
+
+    with pytest.raises(SystemExit) as ended:
+        isolation._run_point(broken, OmegaConf.create({}), OmegaConf.create({"hydra": {"job_logging": {}}}))
+    assert ended.value.code == isolation.FAILED
+    GridPoint((), of_point, "0a1b", {"key": "0a1b"}).fail("no such folder")
+    assert (status.read_run(of_point) or {})["status"] == "done"
+
+
 def test_a_point_that_fails_anew_tells_its_new_error(of_point: Path) -> None:
     status.write_status(of_point, "failed", {"seed": 1}, "ValueError: of an earlier attempt")
 

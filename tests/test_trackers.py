@@ -192,3 +192,22 @@ def test_mlflow_keeps_a_run(
     assert (run.data.metrics["score"], run.data.metrics["validation/accuracy"]) == (0.75, 0.75)
     assert (run.data.params["optim/lr"], run.data.tags["group"]) == ("2e-05", "g")
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["results.json"]
+
+
+def test_what_a_tracker_did_not_take_is_sent_again(
+    finished: Path, recorder: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said "was sent", and later "was sent before", although half of the curve was missing."""
+    config = TrackerConfig(name="wandb", project="mine", entity="us")
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError("507 Insufficient Storage")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "log", refused)
+        with pytest.raises(UserError, match="did not take all of"):
+            run_subcommand("track", [str(finished), "--project", "mine", "--entity", "us"])
+    assert not was_sent(config, finished)
+    run_subcommand("track", [str(finished), "--project", "mine", "--entity", "us"])
+    assert was_sent(config, finished)
+    assert not was_sent(config.model_copy(update={"entity": "them"}), finished)

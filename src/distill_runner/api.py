@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DEFAULT_STORE = "outputs/store"
+"""Value of ``store.dir`` that nobody has set."""
+
 __all__ = ["RunResult", "compose", "figure", "frame", "results", "run", "table"]
 
 
@@ -134,10 +137,10 @@ def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True)
 
     outputs = Path(outputs).absolute()
     all_overrides = [*overrides]
-    has_store = "DISTILL_STORE_DIR" in os.environ or any(override.startswith("store.dir=") for override in overrides)
-    if not has_store:
-        all_overrides.append(f"store.dir={outputs / 'store'}")
     config = composed(*_of_one_run(all_overrides))
+    if config.store.dir == DEFAULT_STORE and "DISTILL_STORE_DIR" not in os.environ:
+        all_overrides.append(f"store.dir={outputs / 'store'}")
+        config = composed(*_of_one_run(all_overrides))
     folder = outputs / "runs" / run_key(_root_=config)
     try:
         typed = typed_run(config, all_overrides)

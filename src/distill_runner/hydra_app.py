@@ -5,6 +5,7 @@ torch and transformers are imported only when a run starts, so that ``--help`` a
 
 import logging
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -45,17 +46,20 @@ def compose_and_run(arguments: Sequence[str]) -> None:
     try:
         compose_and_call(_run_single, run_point, arguments)
     finally:
-        if folders:
-            _print_table(folders)
+        failed = _print_table(folders) if folders else 0
+    if failed:
+        sys.exit(1)
 
 
-def _print_table(folders: Sequence[Path]) -> None:
-    """Print the table of the points that a sweeper has chosen, each once."""
+def _print_table(folders: Sequence[Path]) -> int:
+    """Print the table of the points that a sweeper has chosen, each once, and return how many have not finished."""
     from distill_runner.report.collect import read_results
     from distill_runner.report.formats import terminal
     from distill_runner.report.rows import tabulate
 
-    print(terminal(tabulate(read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())]))))
+    results = read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())])
+    print(terminal(tabulate(results)))
+    return sum(result["status"] in ("failed", "killed") for result in results)
 
 
 def _run_single(config: DictConfig) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import yaml
 
-from distill_runner.commands.track import record_sent, run_settings, send, send_result, tracker_config, was_sent
+from distill_runner.commands.track import SENT, record_sent, run_settings, send, send_result, tracker_config, was_sent
 from distill_runner.common.account import AccountLine, account_entries, account_line
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.launch import Launch
@@ -214,6 +214,8 @@ class _Run:
             is_done = recorded_run and recorded_run["status"] == "done" and recorded_run.get("key") == self.stage.key
             if is_done and self.pipeline.store.has(self.stage.spec):
                 return self._report()  # another process finished it meanwhile
+            if recorded_run and recorded_run.get("key") not in (None, self.stage.key):
+                self._forget_other_student()
             write_status(self.folder, "running", names)
             self._record_settings()
             try:
@@ -231,6 +233,16 @@ class _Run:
             write_status(self.folder, "done", names)
         return result
 
+    def _forget_other_student(self) -> None:
+        """Remove what would be read as this run's: its folder is that of the same settings on other data or code.
+
+        The curve would go on from the other run's, and exported files would stay beside new weights. The other student
+        is still in the store.
+        """
+        for name in ("metrics.jsonl", SENT, "deploy.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "model", ignore_errors=True)
+
     def _record_settings(self) -> None:
         """Write the configuration and the environment to the run's folder, so that the run can be repeated."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -246,7 +258,8 @@ class _Run:
                 self.pipeline.build(self.stage, self.config.runtime.pause_after)
             result = self._report()
             send_result(tracker, self.folder, result)
-        record_sent(config, self.folder)
+        if not tracker.failed:
+            record_sent(config, self.folder)
         return result
 
     @property
@@ -261,8 +274,7 @@ class _Run:
             return
         if was_sent(config, self.folder):
             log.info("tracker=%s: this finished run was sent before, so nothing is sent again", config.name)
-        else:
-            send(config, self.folder, result, self.settings)
+        elif send(config, self.folder, result, self.settings):
             log.info("tracker=%s: this run had finished, and is sent from its files", config.name)
 
     def _report(self, is_new: bool = True) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ def export_run(options: Namespace) -> None:
         _create_repository(options.push, options.public)  # before the export, which takes minutes
     quiet_transformers()
     limit_threads(options.threads)
+    shutil.rmtree(student.model / FOLDER, ignore_errors=True)  # of an earlier export, which may have had more forms
     with TemporaryDirectory() as folder:
         evaluation = Evaluation(task, next(iter(task.validation.values())), options.threads, Path(folder))
         teacher = _teacher(options.run) if options.teacher else None

@@ -190,7 +190,7 @@ def _store(parser: Parser) -> None:
 def _dashboard(parser: Parser) -> None:
     parser.add_argument("--project", default="distill-run", help="as in tracker.project (default: %(default)s)")
     parser.add_argument("--entity", help="user or team, as in tracker.entity (default: the account's own)")
-    parser.add_argument("--sweep", help="show only the runs of this sweep")
+    parser.add_argument("--sweep", help="show only the runs of this sweep, by the name of its folder in outputs/sweeps")
     parser.add_argument(
         "--print", action="store_true", help="print the dashboard as JSON instead; needs no account and no network"
     )
@@ -362,6 +362,7 @@ examples:
         _store,
         """examples:
   distill-run store                                   list the artifacts, their sizes, and what each was made from
+  distill-run store list --kind stage --unused        list the stages that no finished run was made from
   distill-run store delete --kind checkpoints         delete the teachers' checkpoints
   distill-run store delete --key 1a2b --key 3c4d      delete two artifacts
   distill-run store delete --unused                   delete what no finished run was made from
@@ -374,7 +375,7 @@ A run builds missing artifacts again. The folder of a run has its own copy of th
         "create a view with panels for distillation in a W&B project",
         _dashboard,
         """examples:
-  distill-run dashboard --project my-project --sweep alp_kd/table1
+  distill-run dashboard --project my-project --sweep alp_kd-table1-1a2b3c4d
   distill-run dashboard --print > dashboard.json
 """,
     ),

@@ -30,15 +30,19 @@ def manage_store(options: Namespace) -> int:
     if not folder.is_dir():
         raise UserError("--store", folder, "there is no such folder", "Name the store of your runs (store.dir).")
     store = list_entries(folder)
-    return _delete(options, store) if options.action == "delete" else _list(store)
+    if options.action == "delete":
+        return _delete(options, store)
+    is_part = options.kind or options.key or _states(options)
+    return _list(_select(options, store) if is_part else store, store)
 
 
-def _list(store: Sequence[Entry]) -> int:
-    _print_entries(store, store)
-    counts = Counter(entry.kind for entry in store)
+def _list(selection: Sequence[Entry], store: Sequence[Entry]) -> int:
+    _print_entries(selection, store)
+    counts = Counter(entry.kind for entry in selection)
     for kind, number in counts.items():
-        print(f"{kind:12} {number:5} {_bytes(occupied_bytes(entry for entry in store if entry.kind == kind)):>10}")
-    print(f"{'total':12} {len(store):5} {_bytes(occupied_bytes(store)):>10}  files with several names are counted once")
+        print(f"{kind:12} {number:5} {_bytes(occupied_bytes(entry for entry in selection if entry.kind == kind)):>10}")
+    total = _bytes(occupied_bytes(selection))
+    print(f"{'total':12} {len(selection):5} {total:>10}  files with several names are counted once")
     return 0
 
 
@@ -88,14 +92,18 @@ def _selects_only_unused(options: Namespace) -> bool:
     return options.unused and not (options.kind or options.key or options.damaged or options.partial)
 
 
+def _states(options: Namespace) -> list[str]:
+    return [state for state in ("unused", "damaged", "partial") if getattr(options, state)]
+
+
 def _select(options: Namespace, store: Sequence[Entry]) -> list[Entry]:
-    """Return the artifacts that the options select.
+    """Return the artifacts that the options select: of these kinds or keys, and in one of these states.
 
     Raises:
         UserError: the options select nothing, or name a kind or key that the store does not have.
     """
-    states = [state for state in ("damaged", "partial") if getattr(options, state)]
-    if not (options.kind or options.key or options.unused or states):
+    states = _states(options)
+    if not (options.kind or options.key or states):
         raise UserError(
             "delete", None, "nothing is selected", "Use --kind, --key, --unused, --damaged or --partial; see --help."
         )
@@ -108,13 +116,14 @@ def _select(options: Namespace, store: Sequence[Entry]) -> list[Entry]:
             problem = f"{len(matches)} keys start with this" if matches else "no key starts with this"
             raise UserError("--key", prefix, problem, suggestion(prefix, matches or keys))
     idle = {entry.path for entry in unused_entries(store, Path(options.runs))} if options.unused else set()
-    return [
-        entry
-        for entry in store
-        if entry.kind in options.kind
+    is_named = {
+        entry.path: not (options.kind or options.key)
+        or entry.kind in options.kind
         or entry.key.startswith(tuple(options.key))
-        or entry.state in states
-        or entry.path in idle
+        for entry in store
+    }
+    return [
+        entry for entry in store if is_named[entry.path] and (not states or entry.state in states or entry.path in idle)
     ]
 
 

@@ -29,7 +29,7 @@ def track(options: Namespace) -> None:
     """Send the runs that the options name.
 
     Raises:
-        UserError: a folder has no finished run, or the tracker cannot be opened.
+        UserError: a folder has no finished run, or the tracker cannot be opened or does not take all of a run.
     """
     for folder in options.runs:
         result = read_result(folder) if folder.is_dir() else None
@@ -40,12 +40,14 @@ def track(options: Namespace) -> None:
         fields = recorded if recorded.get("name") == options.tracker else {"name": options.tracker}
         changes = {key: getattr(options, key) for key in ("project", "entity", "group") if getattr(options, key)}
         config = tracker_config(TrackerConfig(**fields | changes), result)
-        send(config, folder, result, settings)
+        if not send(config, folder, result, settings):
+            problem = f"did not take all of {folder}: see the warnings"
+            raise UserError("--tracker", config.name, problem, "The same command sends the run again.")
         print(f"{folder} was sent to {config.name}, project {config.project}")
 
 
-def send(config: TrackerConfig, folder: Path, result: Result, settings: Mapping[str, Any]) -> None:
-    """Send a finished run.
+def send(config: TrackerConfig, folder: Path, result: Result, settings: Mapping[str, Any]) -> bool:
+    """Send a finished run, and return whether the tracker took all of it.
 
     Args:
         config: with the tags of the run.
@@ -55,7 +57,9 @@ def send(config: TrackerConfig, folder: Path, result: Result, settings: Mapping[
         for values, step, epoch in _points(folder):
             tracker.log(values, step=step, epoch=epoch)
         send_result(tracker, folder, result)
-    record_sent(config, folder)
+    if not tracker.failed:
+        record_sent(config, folder)
+    return not tracker.failed
 
 
 def send_result(tracker: Tracker, folder: Path, result: Result) -> None:
@@ -116,7 +120,7 @@ def _sent(folder: Path) -> list[Any]:
 
 
 def _entry(config: TrackerConfig) -> list[str]:
-    return [config.name, config.project]
+    return [config.name, config.project, *([config.entity] if config.entity else [])]
 
 
 def _points(folder: Path) -> Iterator[tuple[dict[str, Any], int, float | None]]:

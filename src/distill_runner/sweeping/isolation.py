@@ -152,7 +152,9 @@ def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
             log.error("%s", full)
         else:
             log.exception("this point failed")
-        status.write_status(folder, "failed", status.read_run(folder) or {}, f"{type(error).__name__}: {error}")
+        recorded = status.read_run(folder) or {}
+        if recorded.get("status") != "done":  # else only its repetition failed, such as a further test split
+            status.write_status(folder, "failed", recorded, f"{type(error).__name__}: {error}")
         sys.exit(FAILED)
     sys.exit(COMPLETED)
 

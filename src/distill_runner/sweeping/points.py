@@ -178,8 +178,12 @@ class GridPoint:
         return {"status": "not run"} if is_other else recorded
 
     def fail(self, error: str) -> None:
-        """Record in the folder that the point failed because of ``error``."""
-        status.write_status(self.folder, "failed", self.names, error)
+        """Record in the folder that the point failed because of ``error``, unless it has a finished run.
+
+        A point whose data cannot be read today may have been trained when they could.
+        """
+        if (status.read_run(self.folder) or {}).get("status") != "done":
+            status.write_status(self.folder, "failed", self.names, error)
 
 
 @dataclass

@@ -29,6 +29,11 @@ class FaultTolerant(Tracker):
         self.trackers = trackers
         self.reported: set[Tracker] = set()
 
+    @property
+    def failed(self) -> bool:
+        """Whether a tracker has missed a call."""
+        return bool(self.reported)
+
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         plain = {key: value.item() if hasattr(value, "item") else value for key, value in values.items()}
         self._call_all(lambda tracker: tracker.log(plain, step=step, epoch=epoch))
@@ -76,7 +81,7 @@ OPTIONAL: dict[str, Callable[..., Tracker]] = {
 @contextmanager
 def open_tracker(
     config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str, new_metrics: bool = True
-) -> Iterator[Tracker]:
+) -> Iterator[FaultTolerant]:
     """Open the trackers of one run and close them at the end, with exit code 1 after an error but ``TrainingPaused``.
 
     Args:
@@ -135,7 +140,7 @@ def _optional(config: TrackerConfig, folder: Path, run_id: str, settings: Values
 
 
 @contextmanager
-def _finished_at_end(trackers: Sequence[Tracker]) -> Iterator[Tracker]:
+def _finished_at_end(trackers: Sequence[Tracker]) -> Iterator[FaultTolerant]:
     tracker = FaultTolerant(trackers)
     exit_code = 1
     try:

@@ -20,11 +20,15 @@ from distill_runner.tracking.tracker import (
 
 log = logging.getLogger(__name__)
 
+KEY_DIGITS = 8
+"""Characters of a run's key in its name."""
+
 
 class TrackioTracker(Tracker):
     """Tracker that writes one run of a Trackio project, and resumes it by its name.
 
-    The name is that of the run's folder, which contains its hash. ``TRACKIO_DIR`` and ``TRACKIO_SPACE_ID`` say where
+    The name is ``tracker.title``, or that of the run's folder, with the beginning of its key: runs of one title stay
+    apart. ``TRACKIO_DIR`` and ``TRACKIO_SPACE_ID`` say where
     the project is, as in Trackio itself.
     """
 
@@ -38,7 +42,7 @@ class TrackioTracker(Tracker):
         with suppressed_output():  # the console belongs to the progress bar
             self.run = trackio.init(
                 project=config.project,
-                name=config.title or folder.name,
+                name=f"{config.title or folder.name} {run_id[:KEY_DIGITS]}",
                 group=config.group,
                 config=flatten(settings) | names,
                 resume="allow",

@@ -24,7 +24,7 @@ from distill_runner.common.process import enter_job
 
 log = logging.getLogger(__name__)
 
-FORWARDED_VARIABLES = ("DISTILL_", "HF_", "PYTHONPATH", "WANDB_")
+FORWARDED_VARIABLES = ("DISTILL_", "HF_", "MLFLOW_", "PYTHONPATH", "TRACKIO_", "WANDB_")
 """Prefixes of the environment variables that the launcher copies to the workers.
 
 A worker otherwise has the environment of the ``ray start`` of its node.
