@@ -53,3 +53,9 @@ def test_optuna_reports_its_best_trial(tmp_path: Path, tiny_task_folder: Path, t
     best = re.search(r"Best value: ([\d.]+)", ended.out + ended.err)
     assert best
     assert float(best[1]) == max(result["score"] for result in results)
+
+
+def test_points_that_fail_end_a_sweep_of_hydra_s_own_sweeper_with_1(tmp_path: Path) -> None:
+    """A job of a queue went on as if there were students."""
+    own = ("-m", "hydra/sweeper=basic", "experiment=demo", "method=rkd", "seed=1,2")
+    assert distill_run(tmp_path, *own, "student.num_layers=99", "runtime.device=cpu").code == 1

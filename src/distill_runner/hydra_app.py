@@ -52,14 +52,15 @@ def compose_and_run(arguments: Sequence[str]) -> None:
 
 
 def _print_table(folders: Sequence[Path]) -> int:
-    """Print the table of the points that a sweeper has chosen, each once, and return how many have not finished."""
+    """Print the table of the points that a sweeper has chosen, each once, and return how many failed."""
+    from distill_runner.pipeline.status import read_run
     from distill_runner.report.collect import read_results
     from distill_runner.report.formats import terminal
     from distill_runner.report.rows import tabulate
 
-    results = read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())])
-    print(terminal(tabulate(results)))
-    return sum(result["status"] in ("failed", "killed") for result in results)
+    existing = [*dict.fromkeys(folder for folder in folders if folder.is_dir())]
+    print(terminal(tabulate(read_results(existing))))
+    return sum((read_run(folder) or {}).get("status") in ("failed", "killed") for folder in existing)
 
 
 def _run_single(config: DictConfig) -> Mapping[str, Any]:
