@@ -254,7 +254,8 @@ def test_a_service_puts_the_prompt_before_texts_or_is_refused(
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     teacher = SimpleNamespace(key="k", has_head=True, config=SimpleNamespace(prediction_source=None))
     stage = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=teacher)
-    grid: Any = SimpleNamespace(points=[SimpleNamespace(stage=stage)])
+    point = SimpleNamespace(stage=stage, overrides=(), error=None)
+    grid: Any = SimpleNamespace(points=[point], point=lambda _: point)
     if served is None:
         with pytest.raises(UserError, match=r"task\.(include|query)_prompt"):
             frontier_sweep.require_frontier(grid)
@@ -347,6 +348,18 @@ def test_a_sweep_ends_with_its_frontier(frontier_folder: tuple[Path, list[str], 
     scores = {one["num_params"]: one["score"] for one in results}
     exact = [one["score"] for one in content["rows"] if one["form"] == "ONNX" and one["name"] != "teacher"]
     assert sorted(exact) == pytest.approx(sorted(scores.values())), "ONNX scores what the run scored"
+
+
+@pytest.mark.slow
+def test_a_test_split_that_is_missing_is_told_before_training(
+    frontier_folder: tuple[Path, list[str], str], tmp_path: Path
+) -> None:
+    """All students were trained, and the chosen one then counted as failed."""
+    folder, arguments, _ = frontier_folder
+    ended = distill_run(folder, *arguments, "task.test.final=tset", f"hydra.sweep.dir={tmp_path}", "optim.lr=1e-3")
+    assert ended.code == 2
+    assert "task.test.final=tset: no such split" in ended.err
+    assert not list(tmp_path.glob("*/model"))
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def require_frontier(grid: Grid) -> None:
 
     Raises:
         UserError: a package is missing, a task cannot be exported or served, a point has no teacher that is one model,
-            or the points of a task have several teachers.
+            the points of a task have several teachers, or a test split cannot be read.
     """
     require_onnx()
     teachers: dict[str, str] = {}
@@ -65,6 +65,8 @@ def require_frontier(grid: Grid) -> None:
         if teacher is None or teacher.config.prediction_source is not None or not teacher.has_head:
             problem = "compares students with a teacher that is one model, trained for the task"
             raise UserError("sweep", "frontier", problem, "Take a method with a teacher, such as method=rkd.")
+        if task.name not in teachers:
+            _require_tests(grid, point)
         if teachers.setdefault(task.name, teacher.key) != teacher.key:
             problem = f"compares students with one teacher, but the points of {task.name} have several"
             raise UserError("sweep", "frontier", problem, "Run a sweep for each teacher, each with a frontier.name.")
@@ -244,11 +246,26 @@ class FrontierSweep:
 
     def _tested(self, point: GridPoint, launch: Launch) -> Result:
         """Return the result of the chosen point, with the test splits of its task, which only this point is run on."""
-        overrides = [override for override in point.overrides if override != NO_TEST]
-        with_tests = self.grid.point(overrides)
+        with_tests = _with_tests(self.grid, point)
         if with_tests.stage is not None and with_tests.stage.config.task and with_tests.stage.config.task.test:
-            launch([overrides])
+            launch([with_tests.overrides])
         return point.result()
+
+
+def _with_tests(grid: Grid, point: GridPoint) -> GridPoint:
+    """Return a point with the test splits of its task, which no point of the sweep has."""
+    return grid.point([override for override in point.overrides if override != NO_TEST])
+
+
+def _require_tests(grid: Grid, point: GridPoint) -> None:
+    """Raise the error of a test split that cannot be read: it would be found after all students are trained."""
+    with_tests = _with_tests(grid, point)
+    if with_tests.error is not None:
+        raise with_tests.error
+    task = with_tests.stage.config.task if with_tests.stage else None
+    if task is not None:
+        for split in task.test.values():
+            task.test_content(split)
 
 
 def _family(run: Result) -> tuple[Any, int | None]:
