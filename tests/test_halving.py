@@ -23,7 +23,8 @@ def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[se
     Returns:
         The points that were trained to the end, their cell in the table, and the report.
     """
-    config = SimpleNamespace(optim=SimpleNamespace(epochs=epochs))
+    method = SimpleNamespace(schedule=None, compares_examples=False)
+    config = SimpleNamespace(optim=SimpleNamespace(epochs=epochs), method=method)
     run: Any = SimpleNamespace(runtime=SimpleNamespace(compile=False, num_processes=1))
     points = {}
     for rate, seed in scores:

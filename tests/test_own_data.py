@@ -360,3 +360,15 @@ def test_a_store_that_is_set_is_used(override: str, own: bool, tmp_path: Path, m
     monkeypatch.setattr("distill_runner.running.run_stage", planned)
     run("experiment=demo", "method=rkd", override, "seed=1", outputs=tmp_path)
     assert stores == ["/tmp/shared" if own else str(tmp_path / "store")]
+
+
+def test_validation_splits_may_share_rows_and_tests_may_not(tmp_path: Path) -> None:
+    folder = two_files(tmp_path / "d")
+    table(folder / "test.csv", ROWS[:5])
+    validation = {"validation": "dev", "first": "dev[:5]"}
+    assert task(folder, validation=validation, test={"test": "test?"}).test == {"test": "test"}
+    assert task(folder, validation=validation).spec()
+    everything = task(folder, train="*", split_off=0.1, test={"test": "test?"})
+    assert everything.test == {}, "the rows of an optional test split are trained on"
+    with pytest.raises(UserError, match=r"task.test.test=test: reads test.csv in .*, and so does task.train=\*"):
+        task(folder, train="*", split_off=0.1, test={"test": "test"}).spec()

@@ -317,7 +317,10 @@ def test_spans_that_fit_no_text_are_refused(marks: Any, problem: str, tmp_path: 
         ({"tokens": ["a"], "ner_tags": [3]}, "are numbers without names"),
         ({"words": "a b", "tags": "O O"}, "a str instead of a list of tags or spans, in row 0"),
         ({"tokens": [{"text": "a"}], "ner_tags": ["O"]}, "a dict instead of a text among its words, in row 0"),
-        ({"tokens": ["a", "b"], "ner_tags": ["B", "I"]}, "prefixes without a type behind a hyphen, such as [BI]\n"),
+        (
+            {"tokens": ["a", "b", "c"], "ner_tags": ["B", "I", "O"]},
+            "prefixes without a type behind a hyphen, such as [BI]\n",
+        ),
         ({"tokens": ["a", "b"], "ner_tags": ["B_X", "O"]}, "prefixes without a type behind a hyphen, such as B_X"),
     ],
 )

@@ -35,32 +35,32 @@ def compose_and_run(arguments: Sequence[str]) -> None:
     if {"--help", "-h"} & set(arguments):
         print(help_text(summaries()), end="")
         return
-    folders: list[Path] = []
+    folders, states = list[Path](), list[str]()
 
     def run_point(config: DictConfig) -> Mapping[str, Any]:
         hydra = HydraConfig.get()
         if hydra.runtime.choices["hydra/sweeper"] != "grid":  # which prints a table of its own
             folders.append(Path(hydra.runtime.output_dir).absolute())
-        return _run_point(config)
+        result = _run_point(config)
+        states.append(str(result.get("status")))
+        return result
 
     try:
         compose_and_call(_run_single, run_point, arguments)
     finally:
-        failed = _print_table(folders) if folders else 0
-    if failed:
+        if folders:
+            _print_table(folders)
+    if folders and {"failed", "killed"} & {*states}:
         sys.exit(1)
 
 
-def _print_table(folders: Sequence[Path]) -> int:
-    """Print the table of the points that a sweeper has chosen, each once, and return how many failed."""
-    from distill_runner.pipeline.status import read_run
+def _print_table(folders: Sequence[Path]) -> None:
+    """Print the table of the points that a sweeper has chosen, each once."""
     from distill_runner.report.collect import read_results
     from distill_runner.report.formats import terminal
     from distill_runner.report.rows import tabulate
 
-    existing = [*dict.fromkeys(folder for folder in folders if folder.is_dir())]
-    print(terminal(tabulate(read_results(existing))))
-    return sum((read_run(folder) or {}).get("status") in ("failed", "killed") for folder in existing)
+    print(terminal(tabulate(read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())]))))
 
 
 def _run_single(config: DictConfig) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """One run from a typed configuration to its result: plan, build, report."""
 
+import json
 import logging
 import math
 import shutil
@@ -51,6 +52,9 @@ from distill_runner.training.launched import launched_peers
 from distill_runner.training.train import PREDICTIONS
 
 log = logging.getLogger(__name__)
+
+ENVIRONMENT = "environment.json"
+"""Versions of packages and code, and the key of the run that the files in its folder are of."""
 
 STUDENT = "student"
 
@@ -214,7 +218,7 @@ class _Run:
             is_done = recorded_run and recorded_run["status"] == "done" and recorded_run.get("key") == self.stage.key
             if is_done and self.pipeline.store.has(self.stage.spec):
                 return self._report()  # another process finished it meanwhile
-            if recorded_run and recorded_run.get("key") not in (None, self.stage.key):
+            if self._key_of_files not in (None, self.stage.key):
                 self._forget_other_student()
             write_status(self.folder, "running", names)
             self._record_settings()
@@ -233,6 +237,15 @@ class _Run:
             write_status(self.folder, "done", names)
         return result
 
+    @property
+    def _key_of_files(self) -> str | None:
+        """Key of the run that the folder's files are of; the status may be that of a point that only waits."""
+        try:
+            key: str | None = json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")).get("key")
+        except (OSError, ValueError):
+            return None
+        return key
+
     def _forget_other_student(self) -> None:
         """Remove what would be read as this run's: its folder is that of the same settings on other data or code.
 
@@ -247,7 +260,7 @@ class _Run:
         """Write the configuration and the environment to the run's folder, so that the run can be repeated."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "config.yaml").write_text(yaml.safe_dump(dict(self.settings), sort_keys=False), encoding="utf-8")
-        write_json(self.folder / "environment.json", environment())
+        write_json(self.folder / ENVIRONMENT, {**environment(), "key": self.stage.key})
 
     def _build_with_tracker(self) -> Mapping[str, Any]:
         config = self._tracker_config

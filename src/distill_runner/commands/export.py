@@ -2,8 +2,8 @@
 
 import json
 import platform
-import shutil
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ def export_run(options: Namespace) -> None:
         _create_repository(options.push, options.public)  # before the export, which takes minutes
     quiet_transformers()
     limit_threads(options.threads)
-    shutil.rmtree(student.model / FOLDER, ignore_errors=True)  # of an earlier export, which may have had more forms
+    started = time.time()
     with TemporaryDirectory() as folder:
         evaluation = Evaluation(task, next(iter(task.validation.values())), options.threads, Path(folder))
         teacher = _teacher(options.run) if options.teacher else None
@@ -52,6 +52,9 @@ def export_run(options: Namespace) -> None:
             evaluation.add("teacher", teacher, Path(folder), options.int8)
         evaluation.add("student", student.model, student.model, options.int8)
         rows = evaluation.rows(options.examples)
+    for file in (student.model / FOLDER).iterdir():
+        if file.stat().st_mtime < started:  # of an earlier export, which had other forms or an earlier student
+            file.unlink()
     conditions = (
         f"{platform.processor() or platform.machine()}, {options.threads} thread(s), one example at a time "
         f"(p50, p95, p99) and {min(options.examples, len(evaluation.examples))} examples in batches, of the validation "

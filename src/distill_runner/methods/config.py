@@ -208,6 +208,12 @@ class MethodConfig(Schema):
         """Whether a term has its final form in the last epochs only."""
         return any(find_term(term.term).ends_late for term in self.terms.values())
 
+    def check_epochs(self, num_epochs: int) -> None:
+        """Tell the user of terms that do not come to their final form in ``num_epochs``."""
+        for term in self.terms.values():
+            if find_term(term.term).ends_late:
+                term.make().check_epochs(num_epochs)
+
     def make(self) -> Method:
         """Construct the terms and the method, which ``Method.bind`` then binds to a pair of models.
 

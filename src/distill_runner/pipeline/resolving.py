@@ -229,8 +229,7 @@ def _with_teacher(stage: Stage, teacher: Stage, shared: Shared) -> Stage:
     assert stage.description is not None
     if config.optim.epochs:
         stage.description.check_epochs(config.optim.epochs)
-        for term in config.method.make().named_terms().values():
-            term.check_epochs(config.optim.epochs)
+        config.method.check_epochs(config.optim.epochs)
     require_teacher(stage, teacher)
     same = teacher.config.prediction_source is None and (
         teacher.data.tokenizer_spec == stage.data.tokenizer_spec or serves(teacher.tokenizer, stage.tokenizer)

@@ -199,7 +199,7 @@ def published_number(run: RunConfig, stage: Stage, quantity: Quantity) -> Publis
     validation split that is scored as a test split, or the reverse.
     """
     if (task := stage.config.task) is not None:
-        splits = {**task.validation, **task.test}
+        splits = task.validation | (task.test if quantity.is_test else {})
         for split, part in (parse_split(splits.get(name, name)) for name in quantity.splits):
             if part or split.rpartition(":")[2].startswith("test") != quantity.is_test:
                 return None

@@ -89,7 +89,10 @@ def run_isolated(run: RunFunction, config: DictConfig, preload: str) -> PointRes
         error = exit_cause(process.exitcode)
         log.error("%s", error)
         status.write_status(folder, "failed", state or {}, error)
-    return PointResult(status.read_run(folder) or {"status": "planned"})
+    recorded = status.read_run(folder) or {"status": "planned"}
+    if process.exitcode == FAILED:  # the folder may have a finished run, whose repetition has failed
+        recorded = {**recorded, "status": "failed"}
+    return PointResult(recorded)
 
 
 def _is_recorded(exitcode: int, state: str | None) -> bool:

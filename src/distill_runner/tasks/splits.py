@@ -11,7 +11,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, mean
 from distill_runner.datasets.readers.dataset import Dataset, parse_split, splits_overlap
 from distill_runner.datasets.readers.files import has_local_split
-from distill_runner.datasets.readers.tables import data_fingerprint
+from distill_runner.datasets.readers.tables import data_fingerprint, require_own_rows, share_rows
 
 VALIDATION, HELD_OUT, MEAN = "validation", "held_out", "mean"
 TEST, OPTIONAL = "test", "?"
@@ -126,10 +126,16 @@ class Splits(Dataset):
         test = {}
         for name, split in self.test.items():
             plain = split.removesuffix(OPTIONAL)
-            is_used = any(splits_overlap(plain, other) for other in (self.train, *self.validation.values()))
-            if plain == split or (not is_used and self._with_test({name: plain}).has_files(plain)):
+            if plain == split or self._has_own_rows(name, plain):
                 test[name] = plain
         return self._with_test(test)
+
+    def _has_own_rows(self, name: str, split: str) -> bool:
+        """Return whether an optional test split exists, with rows that are neither trained nor validated on."""
+        others, task = (self.train, *self.validation.values()), self._with_test({name: split})
+        if any(splits_overlap(split, other) for other in others) or not task.has_files(split):
+            return False
+        return not any(other and share_rows(task, split, other) for other in others)
 
     def has_files(self, split: str) -> bool:
         """Return whether the folder of a split, if it is local, has the split's files."""
@@ -151,6 +157,7 @@ class Splits(Dataset):
         """
         unused = LOCATION | {"test", "by_split"} | (set() if self.select_on == HELD_OUT else {"select_on", "hold_out"})
         options = self.model_dump(exclude=unused, exclude_none=True)
+        require_own_rows(self)
         content = self._with_test({}).fingerprint()
         return {**options, "metrics": self.metrics[:1], "scored_on": self.plain_splits, "content": content}
 

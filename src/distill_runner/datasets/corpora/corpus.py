@@ -14,7 +14,7 @@ from distill_runner.common.errors import UserError, format_list
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.readers.dataset import Dataset, splits_overlap
 from distill_runner.datasets.readers.table import is_missing, text_of
-from distill_runner.datasets.readers.tables import data_fingerprint, read_rows, read_table
+from distill_runner.datasets.readers.tables import data_fingerprint, read_rows, read_table, require_own_rows
 from distill_runner.datasets.tokenization import Examples
 
 LOCATION_FIELDS = {"dataset", "config", "revision", "encoding"}
@@ -85,6 +85,7 @@ class CorpusPart(Dataset):
 
     def spec(self) -> dict[str, Any]:
         """Return all that determines the text, independent of where the data is stored."""
+        require_own_rows(self)
         return {**self.model_dump(exclude=LOCATION_FIELDS), "content": data_fingerprint(self)}
 
     def documents(self, split: str, stream: bool = False) -> Iterator[list[str]]:

@@ -51,6 +51,9 @@ class Dataset(Schema, ABC):
     has_words: ClassVar[bool] = False
     """Whether a ``.txt`` or ``.tsv`` file may have a word and its tags in each line, as ``.conll`` files have."""
 
+    has_split_files: ClassVar[bool] = True
+    """Whether a split is files of its name in a local folder."""
+
     dataset: str
     config: str | None = None
     revision: str | None = None

@@ -188,7 +188,7 @@ def _pattern_files(folder: Path, pattern: str, files: Sequence[Path]) -> list[Pa
         return list(files)
     if "/" in pattern:
         paths = [path for path in folder.glob(pattern.lstrip("/")) if file_format(path)]
-        return sorted(path for path in paths if not any(p.startswith(".") for p in path.relative_to(folder).parts))
+        return sorted(path for path in paths if not re.search(r"(^|/)\.[^./]", path.relative_to(folder).as_posix()))
     return [file for file in files if fnmatchcase(file.name, pattern) or fnmatchcase(file_stem(file), pattern)]
 
 

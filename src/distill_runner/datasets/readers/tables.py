@@ -372,44 +372,51 @@ def data_fingerprint(data: Dataset) -> str:
     Embedded data: hash of the content; the text may differ between versions of Python.
 
     Raises:
-        UserError: a folder, a configuration or the files of a split are missing, two splits read the same rows of a
-            file, or the hub cannot be reached.
+        UserError: a folder, a configuration or the files of a split are missing, or the hub cannot be reached.
     """
     own = [split for split in data.splits if data.locate(split)[0] is data]
     others = sorted(data.splits - set(own))
-    local_files: dict[str, list[Path]] = {}
-    parts = [_fingerprint(data, own, local_files)] if own else []
-    files = {split: local_files[name] for split in own if (name := parse_split(split)[0]) in local_files}
+    parts = [_fingerprint(data, own)] if own else []
     for split in others:
-        local_files = {}
         with locate_split(data, split) as (source, name):
-            parts.append(f"{split}={_fingerprint(source, [name], local_files)}")
-        files.update((split, of_split) for of_split in local_files.values())
-    _require_own_rows(data, files)
+            parts.append(f"{split}={_fingerprint(source, [name])}")
     return "+".join(parts)
 
 
-def _require_own_rows(data: Dataset, files: Mapping[str, list[Path]]) -> None:
-    """Check that no two splits read the same rows of a file, such as ``*`` and ``validation`` in one folder.
+def local_files(data: Dataset, split: str) -> list[Path]:
+    """Return the files of a split, or of the split of which it is a part; empty if they are not on this machine."""
+    with locate_split(data, split) as (source, name):
+        folder = local_data(source)
+        return split_files(folder, parse_split(name)[0], source) if folder and data.has_split_files else []
 
-    Args:
-        files: the local files of each split, as written in the configuration.
+
+def share_rows(data: Dataset, first: str, second: str) -> list[Path]:
+    """Return the files of which two splits read the same rows, as ``*`` and ``validation`` in one folder do."""
+    files, others = local_files(data, first), local_files(data, second)
+    parts = [parse_split(split)[1] for split in (first, second)]
+    if files == others and parts[0] and parts[1] and not parts[0].overlaps(parts[1]):
+        return []
+    return sorted(set(files) & set(others))
+
+
+def require_own_rows(data: Dataset) -> None:
+    """Check that no split that is evaluated reads rows of another one; validation splits may share theirs.
+
     Raises:
-        UserError: two do.
+        UserError: one does, or the files of a split are missing.
     """
-    for first, second in combinations(sorted(files, key=lambda split: (data.split_key(split), split)), 2):
-        shared = sorted(set(files[first]) & set(files[second]))
-        parts = [parse_split(split)[1] for split in (first, second)]
-        are_parts = files[first] == files[second] and parts[0] and parts[1] and not parts[0].overlaps(parts[1])
-        if shared and not are_parts:
+    validation = f"{data.key}.validation"
+    for first, second in combinations(sorted(data.splits, key=lambda split: (data.split_key(split), split)), 2):
+        if data.split_key(first).startswith(validation) and data.split_key(second).startswith(validation):
+            continue
+        if shared := share_rows(data, first, second):
             problem = f"reads {file_names(shared)}, and so does {data.split_key(second)}={second}"
             raise UserError(
                 data.split_key(first), first, problem, "Name other files, or parts: train[:90%], train[90%:]."
             )
 
 
-def _fingerprint(data: Dataset, splits: Iterable[str], local_files: dict[str, list[Path]]) -> str:
-    """Return the fingerprint of splits of one dataset, and add their local files to ``local_files``."""
+def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
     if is_embedded(data):
         is_digits = data.dataset == f"{EMBEDDED}digits"
         return f"{data.dataset}:{embedded.digits_fingerprint() if is_digits else embedded.text_fingerprint()}"
@@ -418,8 +425,7 @@ def _fingerprint(data: Dataset, splits: Iterable[str], local_files: dict[str, li
         return f"{hub.fingerprint(data, splits)}/{READER_VERSION}/{data.encoding or ''}"
     total = hashlib.sha256()
     for split in sorted({parse_split(split)[0] for split in splits}):
-        local_files[split] = split_files(folder, split, data)
-        for file in local_files[split]:
+        for file in split_files(folder, split, data):
             status = file.stat()
             digest = _file_hash(str(file), status.st_size, status.st_mtime_ns)
             path = file.name if file == folder else file.relative_to(folder).as_posix()

@@ -257,8 +257,8 @@ class _Reader:
             texts = [text for text in value.values() if isinstance(text, str)]
             value = value.get("text", texts[0] if len(texts) == 1 else None)
         if isinstance(value, str):
-            spans = None if mark is None else self.spans(value, mark, line)
             _require_characters(value, self.column, self.split, line)
+            spans = None if mark is None else self.spans(value, mark, line)
             return Sentence(value, spans=spans, line=line)
         if not isinstance(value, list | tuple):
             content = "nothing" if value is None else f"a {type(value).__name__}"
@@ -362,7 +362,8 @@ class _Reader:
                 (label,) = label
             if not isinstance(label, str) or not label.strip() or label == OUTSIDE:
                 raise ValueError(f"the label {label!r}")
-            return int(begin), int(end), label.strip(), text if isinstance(text, str) else None
+            own_text = text if isinstance(text, str) and text.strip() else None
+            return int(begin), int(end), label.strip(), own_text
         except (KeyError, TypeError, ValueError) as error:
             problem = f"split '{self.split}' has a span that cannot be read ({type(error).__name__}: {error}), {line}"
             raise UserError("task.label", self.label, problem, "Spans have start, end and one label.") from error
@@ -375,8 +376,11 @@ class _Reader:
             first = len(units[: 2 * begin].decode("utf-16-le", "replace"))
             places.append((first, first + len(units[2 * begin : 2 * end].decode("utf-16-le", "replace"))))
         for number, (first, last) in enumerate(places):
-            if own_text is None or text[first:last].split() == own_text.split():
-                if number:
+            is_same = own_text is None or text[first:last].split() == own_text.split()
+            if not is_same and self.offsets is not None:
+                self.note("spans have another text than the one that they name", line)
+            if is_same or self.offsets is not None:
+                if number and self.offsets is None:
                     self.note("spans count in UTF-16 units, as their texts show", line)
                 return first, last
         problem = f"split '{self.split}' has a span of '{text[begin:end][:40]}' whose text is '{(own_text or '')[:40]}'"

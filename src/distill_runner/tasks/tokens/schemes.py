@@ -179,7 +179,8 @@ def parse_tags(names: Iterable[str]) -> list[tuple[int, str]] | None:
     if typed and all(map(_SUFFIXED.fullmatch, typed)):
         problem = f"has B and I at the end of the tags, such as {typed[0]}"
         raise UserError("task.label", None, problem, "Write them in front of the type: B-PER, I-PER.")
-    if typed and (all(map(_UNDERSCORED.fullmatch, typed)) or ("B" in typed and {*typed} <= LETTERS.keys())):
+    is_bare = "B" in typed and {*typed} <= {"B", "I"} and OUTSIDE in names
+    if is_bare or (typed and all(map(_UNDERSCORED.fullmatch, typed))):
         problem = f"has prefixes without a type behind a hyphen, such as {typed[0]}"
         raise UserError("task.label", None, problem, "Write B-PER and I-PER; entities of one type need a type, too.")
     if any(match and match[1] in "BI" for match in matches) and OUTSIDE in names:

@@ -87,6 +87,8 @@ class RetrievalTask(VectorTask):
     metric_functions: ClassVar = {name: _metric(name) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
     example_fields = VectorTask.example_fields | {"query_prompt"}
 
+    has_split_files: ClassVar[bool] = False
+
     type: Literal["retrieval"] = "retrieval"
     label: str = ""
     query_prompt: str = ""
@@ -119,8 +121,8 @@ class RetrievalTask(VectorTask):
         return self._file(split).is_file()
 
     def fingerprint(self) -> str:
-        """Return a hash of the names and bytes of the files that the splits in use read."""
-        total = hashlib.sha256()
+        """Return a hash of the names, bytes and encoding of the files that the splits in use read."""
+        total = hashlib.sha256((self.encoding or "").encode())
         for split in sorted({CORPUS, QUERIES, *(split for split in self.splits if not split.endswith(OPTIONAL))}):
             file = self._existing(split)
             total.update(f"{split}\0{file_sha256(file)}\n".encode())
