@@ -319,7 +319,7 @@ def test_spans_that_fit_no_text_are_refused(marks: Any, problem: str, tmp_path: 
         ({"tokens": [{"text": "a"}], "ner_tags": ["O"]}, "a dict instead of a text among its words, in row 0"),
         (
             {"tokens": ["a", "b", "c"], "ner_tags": ["B", "I", "O"]},
-            "prefixes without a type behind a hyphen, such as [BI]\n",
+            "prefixes without a type behind a hyphen",
         ),
         ({"tokens": ["a", "b"], "ner_tags": ["B_X", "O"]}, "prefixes without a type behind a hyphen, such as B_X"),
     ],
