@@ -400,20 +400,21 @@ def share_rows(data: Dataset, first: str, second: str) -> list[Path]:
 
 
 def require_own_rows(data: Dataset) -> None:
-    """Check that no split that is evaluated reads rows of another one; validation splits may share theirs.
+    """Check that no split reads rows of one of another role: of training, validation and test.
 
     Raises:
         UserError: one does, or the files of a split are missing.
     """
-    validation = f"{data.key}.validation"
-    for first, second in combinations(sorted(data.splits, key=lambda split: (data.split_key(split), split)), 2):
-        if data.split_key(first).startswith(validation) and data.split_key(second).startswith(validation):
-            continue
-        if shared := share_rows(data, first, second):
+
+    def role(split: str) -> str:
+        return data.split_key(split).removeprefix(f"{data.key}.").partition(".")[0]
+
+    splits = sorted((split for split in data.splits if not split.endswith("?")), key=lambda split: (role(split), split))
+    for first, second in combinations(splits, 2):
+        if role(first) != role(second) and (shared := share_rows(data, first, second)):
             problem = f"reads {file_names(shared)}, and so does {data.split_key(second)}={second}"
-            raise UserError(
-                data.split_key(first), first, problem, "Name other files, or parts: train[:90%], train[90%:]."
-            )
+            remedy = "Name other files, or parts: train[:90%], train[90%:]."
+            raise UserError(data.split_key(first), first, problem, remedy)
 
 
 def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
