@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart, TransferSet
+from distill_runner.datasets.readers.contents import data_fingerprint
 from distill_runner.datasets.readers.dataset import BY_CLASS, SplitSlice
 from distill_runner.datasets.readers.files import file_format
 from distill_runner.datasets.readers.table import TableRecord, recorded_tables
 from distill_runner.datasets.readers.tables import (
-    data_fingerprint,
     inspect_columns,
     read_columns,
     read_rows,

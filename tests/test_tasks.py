@@ -16,8 +16,8 @@ from hydra import compose, initialize_config_dir
 
 from distill_runner.common import hub as hub_requests
 from distill_runner.common.errors import UserError, format_list
+from distill_runner.datasets.readers.contents import data_fingerprint
 from distill_runner.datasets.readers.files import local_data
-from distill_runner.datasets.readers.tables import data_fingerprint
 from distill_runner.tasks import Task, make_task
 from helpers.shipped_tasks import shipped_task
 
@@ -269,7 +269,7 @@ def test_fingerprint_of_hub_and_demo_needs_no_library() -> None:
     assert pairs.startswith("embedded:pairs:")
     code = """if True:
         import sys
-        from distill_runner.datasets.readers.tables import data_fingerprint
+        from distill_runner.datasets.readers.contents import data_fingerprint
         from distill_runner.tasks import Task, make_task
         fields = dict(name="x", columns=["s"], max_length=8, epochs=1, metrics=["f1"], validation={"v": "v"})
         for dataset in ("a/b", "embedded:pairs"):

@@ -169,7 +169,7 @@ print(json.dumps([run.name, run.config["optim/lr"], run.config["key"]]))
         assert done.returncode == 0, done.stderr
         assert "the run continues" not in done.stderr
     (printed,) = (line for line in done.stdout.splitlines() if line.startswith("["))
-    assert json.loads(printed) == ["rte-alp-0a1b2c", 2e-5, "0a1b2c"]
+    assert json.loads(printed) == ["rte-alp-0a1b2c 0a1b2c", 2e-5, "0a1b2c"]
     (database,) = (tmp_path / "trackio").glob("*.db")
     with sqlite3.connect(database) as connection:
         logged = " ".join(str(row) for row in connection.execute("select * from metrics"))

@@ -129,9 +129,9 @@ class Student:
             raise UserError("file", file, problem)
         if encoding is not None and not is_text_encoding(encoding):
             raise UserError("--encoding", encoding, "there is no such encoding of text", "Such as cp1252 or utf-16.")
-        if self.task.type == "retrieval":
-            problem = "a student for retrieval reads queries and documents, and a file does not say which it holds"
-            raise UserError("folder", self.folder, problem, f"SentenceTransformer('{self.folder}/model') encodes both.")
+        if self.task.unread_files:
+            remedy = f"SentenceTransformer('{self.folder}/model') encodes texts."
+            raise UserError("folder", self.folder, self.task.unread_files, remedy)
         if not file_format(file):
             remedy = OTHER_FORMATS.get(file.suffix.lower(), f"Known: {FORMAT_NAMES}.")
             raise UserError("file", file, "is of a format that is not read", remedy)

@@ -87,6 +87,8 @@ class Task(Splits):
     """Whether the outputs depend on how a text is tokenized, so that teacher and student need the same tokens."""
     has_ids: ClassVar[bool] = False
     """Whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them."""
+    unread_files: ClassVar[str] = ""
+    """Why a student cannot predict for a file of examples; empty if it can."""
     exportable: ClassVar[bool] = True
     """Whether ``distill-run export`` can run an exported model: on padded tokens, with outputs of ``onnx.OUTPUTS``."""
 

@@ -1,16 +1,13 @@
-"""The content of a dataset: its splits as tables of columns, and a fingerprint. Labels are not interpreted here.
+"""The content of a dataset: its splits as tables of columns. Labels are not interpreted here.
 
 Every format becomes a ``Table`` in ``open_split``, and is read from there alone. What was taken from the files ends
 there in a ``TableRecord``.
 """
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -19,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, format_list
-from distill_runner.common.files import file_sha256, placeholder
+from distill_runner.common.files import placeholder
 from distill_runner.common.library_switches import quiet_datasets
 from distill_runner.datasets import embedded
 from distill_runner.datasets.readers import hub
@@ -68,8 +65,6 @@ from distill_runner.datasets.readers.table import (
 )
 from distill_runner.datasets.readers.text_files import PlainTextTable, TextFile
 
-READER_VERSION = 2
-"""Version of what is read from files of text; raised when the same bytes come to mean other rows or values."""
 MAX_NAME = 40
 """Characters of a column's name in messages. A file without a line of names has its first texts there."""
 
@@ -363,92 +358,3 @@ def listed_names(names: Sequence[str], limit: int = 12) -> str:
     """Return names of columns for a message: the first ones, each cut after some characters."""
     short = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names[:limit]]
     return ", ".join(short) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
-
-
-def data_fingerprint(data: Dataset) -> str:
-    """Return a fingerprint of the data; equal for equal files, independent of the location of their folder.
-
-    Local files and hub: hash of the names and bytes of the files of the splits in use.
-    Embedded data: hash of the content; the text may differ between versions of Python.
-
-    Raises:
-        UserError: a folder, a configuration or the files of a split are missing, or the hub cannot be reached.
-    """
-    own = [split for split in data.splits if data.locate(split)[0] is data]
-    others = sorted(data.splits - set(own))
-    parts = [_fingerprint(data, own)] if own else []
-    for split in others:
-        with locate_split(data, split) as (source, name):
-            parts.append(f"{split}={_fingerprint(source, [name])}")
-    return "+".join(parts)
-
-
-def local_files(data: Dataset, split: str) -> list[Path]:
-    """Return the files of a split, or of the split of which it is a part; empty if they are not on this machine."""
-    with locate_split(data, split) as (source, name):
-        folder = local_data(source)
-        return split_files(folder, parse_split(name)[0], source) if folder and data.has_split_files else []
-
-
-def share_rows(data: Dataset, first: str, second: str) -> list[Path]:
-    """Return the files of which two splits read the same rows, as ``*`` and ``validation`` in one folder do."""
-    files, others = local_files(data, first), local_files(data, second)
-    parts = [parse_split(split)[1] for split in (first, second)]
-    if files == others and parts[0] and parts[1] and not parts[0].overlaps(parts[1]):
-        return []
-    return sorted(set(files) & set(others))
-
-
-def require_own_rows(data: Dataset) -> None:
-    """Check that no split reads rows of one of another role: of training, validation and test.
-
-    Raises:
-        UserError: one does, or the files of a split are missing.
-    """
-
-    def role(split: str) -> str:
-        return data.split_key(split).removeprefix(f"{data.key}.").partition(".")[0]
-
-    splits = sorted((split for split in data.splits if not split.endswith("?")), key=lambda split: (role(split), split))
-    for first, second in combinations(splits, 2):
-        if role(first) != role(second) and (shared := share_rows(data, first, second)):
-            problem = f"reads {file_names(shared)}, and so does {data.split_key(second)}={second}"
-            remedy = "Name other files, or parts: train[:90%], train[90%:]."
-            raise UserError(data.split_key(first), first, problem, remedy)
-
-
-def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
-    if is_embedded(data):
-        is_digits = data.dataset == f"{EMBEDDED}digits"
-        return f"{data.dataset}:{embedded.digits_fingerprint() if is_digits else embedded.text_fingerprint()}"
-    folder = local_data(data)
-    if folder is None:
-        return f"{hub.fingerprint(data, splits)}/{READER_VERSION}/{data.encoding or ''}"
-    total = hashlib.sha256()
-    for split in sorted({parse_split(split)[0] for split in splits}):
-        for file in split_files(folder, split, data):
-            status = file.stat()
-            digest = _file_hash(str(file), status.st_size, status.st_mtime_ns)
-            path = file.name if file == folder else file.relative_to(folder).as_posix()
-            total.update(f"{split}\0{path}\0{digest}{_text_settings(data, file)}\n".encode())
-    return f"sha256:{total.hexdigest()}"
-
-
-def _text_settings(data: Dataset, file: Path) -> str:
-    """Return what the content of a file depends on besides its bytes: how its text is read."""
-    kind = file_format(file)
-    if kind is None or kind in BINARY_FORMATS:
-        return ""
-    unit = "lines" if kind == PLAIN_TEXT and data.lines_are_texts else ""
-    return f"\0{READER_VERSION}{unit}{data.encoding or ''}"
-
-
-@lru_cache(maxsize=4096)
-def _file_hash(path: str, size: int, mtime_ns: int) -> str:
-    """Return the sha256 of a file; ``size`` and ``mtime_ns`` are arguments so that a changed file misses the cache."""
-    return file_sha256(Path(path))
-
-
-def hub_commit(data: Dataset) -> str | None:
-    """Return the commit of a dataset on the hub; None for local and embedded data."""
-    return None if is_embedded(data) or local_data(data) else hub.dataset_commit(data).sha

@@ -88,6 +88,7 @@ class RetrievalTask(VectorTask):
     example_fields = VectorTask.example_fields | {"query_prompt"}
 
     has_split_files: ClassVar[bool] = False
+    unread_files: ClassVar[str] = "its student reads queries and documents, and a file does not say which it holds"
 
     type: Literal["retrieval"] = "retrieval"
     label: str = ""
