@@ -13,8 +13,8 @@ from distill_runner.compose.folders import config_folder
 from distill_runner.compose.parts import resolved_settings
 from distill_runner.compose.run_config import DECLARING, RunConfig, assumptions_of_files, typed_run
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.report.assumptions_page import page, parts
 from distill_runner.report.result import stage_assumptions
+from docs._ext.assumptions_page import page, parts
 from helpers.small_runs import few_fast
 
 Compose = Callable[..., RunConfig]
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "assumptions.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == page(), "python -m distill_runner.report.assumptions_page > docs/assumptions.md"
+    assert PAGE.read_text() == page(), "python docs/_ext/assumptions_page.py > docs/assumptions.md"
 
 
 MINILMV2 = ("method=minilmv2", "relations.heads=8", "student.width=32", "student.heads=4", "corpus.max_length=48")

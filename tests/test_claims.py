@@ -1,7 +1,5 @@
 """Claims as data: which runs test them, what is concluded, and the page of the papers' claims."""
 
-import json
-import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill_runner.commands.parser import run_subcommand
-from distill_runner.common.errors import UserError
-from distill_runner.report.claims import (
+from distill_runner.report.compare import compare_differences
+from distill_runner.report.rows import ResultCell, SettingScores, tabulate
+from distill_runner.sweeping.points import GridPoint
+from docs._ext.claims import (
     CLAIMS,
+    PAGE,
     ClaimsFile,
     Outcome,
     Record,
+    claims_page,
     claims_text,
     outcomes,
     read_claims,
@@ -24,15 +25,9 @@ from distill_runner.report.claims import (
     with_records,
     with_settings,
 )
-from distill_runner.report.claims_page import claims_page
-from distill_runner.report.compare import compare_differences
-from distill_runner.report.rows import ResultCell, SettingScores, tabulate
-from distill_runner.sweeping.points import GridPoint
 from helpers.fake_results import predicted, result
 from helpers.small_runs import grid_of
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results" / "index.md"
 LABELS = np.arange(872) % 2
 RKD: dict[str, Any] = {"method": "rkd", "mapping": None, "attention": None}
 
@@ -76,43 +71,18 @@ def test_the_words_follow_from_the_runs(tmp_path: Path, wrong: int, words: str) 
     assert f"| 5 | {words} | runs |" in claims_page(claims_of(), [outcome])
 
 
-def test_recorded_numbers_give_the_same_row(tmp_path: Path) -> None:
-    """The page must not change when the runs stay on the machine that trained them."""
-    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
-    claims = claims_of()
-    by_runs = outcomes(claims, runs)
-    recorded = with_records(claims, by_runs)
-    (tmp_path / "claims.yaml").write_text(claims_text(recorded))
-    assert read_claims(tmp_path / "claims.yaml") == recorded
-    page = claims_page(recorded, outcomes(recorded))
-    assert page == claims_page(claims, by_runs).replace("| runs |", "| recorded |")
-    assert "| recorded |" in page
-
-
-def test_fewer_seeds_than_planned_conclude_nothing(tmp_path: Path) -> None:
+def test_fewer_seeds_than_planned_conclude_nothing_and_more_are_another_look(tmp_path: Path) -> None:
     """Who stops where it looks good is wrong more often than a test says."""
-    runs = seeds_of(tmp_path, "a", 50, 3) + seeds_of(tmp_path, "r", 150, **RKD)
-    outcome = only(claims_of(), runs)
+    every = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
+    outcome = only(claims_of(), every[:3] + every[5:])
     assert (outcome.comparison, outcome.numbers, outcome.remark) == (None, "", "3 of 5 seeds have run")
     assert "| no runs here |" in claims_page(claims_of(), [outcome])
-
-
-def test_more_seeds_than_planned_are_another_look(tmp_path: Path) -> None:
-    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
-    planned, added = only(claims_of(), runs).comparison, only(claims_of(seeds=3), runs).comparison
+    planned, added = (only(claims_of(**seeds), every).comparison for seeds in ({}, {"seeds": 3}))
     assert planned is not None
     assert planned.methods is not None
     assert added is not None
     assert added.methods is not None
     assert added.methods.p == pytest.approx(2 * planned.methods.p)
-
-
-def test_runs_that_make_several_rows_are_not_guessed(tmp_path: Path) -> None:
-    student = {"num_layers": 4, "width": 384, "init": "first"}
-    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 150, **RKD)
-    runs += seeds_of(tmp_path, "w", 10, student=student)
-    page = claims_page(claims_of(), outcomes(claims_of(), runs))
-    assert "RTE: 2 rows of the runs fit its first row: alp all, width 768; alp all, width 384" in page
 
 
 def test_runs_are_chosen_by_the_settings_that_tables_name(tmp_path: Path) -> None:
@@ -180,6 +150,17 @@ def test_a_gap_is_compared_with_a_gap_of_other_rows(tmp_path: Path) -> None:
     assert of_four is not None
     assert of_four.shared == 4
     assert of_four.difference == pytest.approx(100 * gaps[:4].mean())
+    rows = tabulate([*alp, *rkd, *alp_2, *rkd_2]).rows
+    point = rows[0].cells["rte"].best_point
+    assert point is not None
+    again = replace(
+        rows[0], cells={"rte": ResultCell((SettingScores(tuple({**run, "seed": 1} for run in point.runs)),))}
+    )
+    assert compare_differences("rte", (again, rows[1]), (rows[2], rows[3])).methods is None
+    grid = seeds_of(tmp_path, "g", 110, student=small, settings={"optim.lr": 2e-5, "optim.epochs": 3})
+    selected = only(claims_of(**trial), alp + rkd + alp_2 + rkd_2 + grid).comparison
+    assert selected is not None
+    assert selected.is_selected
 
 
 def test_the_p_values_of_a_claim_are_corrected_together(tmp_path: Path) -> None:
@@ -211,23 +192,6 @@ def test_the_numbers_of_a_page_give_its_tests_again() -> None:
     assert Record(metric="accuracy", difference=2.0, seeds=1, low=-1, high=5, seeds_p=0.5).test(1) is None
 
 
-@pytest.mark.slow
-def test_the_committed_page_is_computed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every word of docs/results/index.md is that of ``distill-run claims``."""
-    monkeypatch.chdir(ROOT / "docs")  # where there are no runs
-    assert run_subcommand("claims", ["--check", str(PAGE)]) == 0, capsys.readouterr().out
-    assert "holds over examples |" not in PAGE.read_text()
-
-
-@pytest.mark.slow
-def test_a_page_that_has_changed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "index.md"
-    page.write_text(PAGE.read_text().replace("**holds**", "not shown"))
-    (tmp_path / "runs").mkdir()
-    assert run_subcommand("claims", ["--check", str(page), "--claims", str(CLAIMS)]) == 1
-    assert re.search(r"^-.*not shown.*\n.*^\+.*\*\*holds\*\*", capsys.readouterr().out, re.MULTILINE | re.DOTALL)
-
-
 def printed_forms(record: Record, sign: int) -> list[str]:
     """What a page prints of a comparison; the rows may stand the other way round."""
     low, high = sorted(sign * float(bound or 0) for bound in (record.low, record.high))
@@ -236,6 +200,13 @@ def printed_forms(record: Record, sign: int) -> list[str]:
     p = "0.0001" if record.seeds_p == 0.0001 else f"p {record.seeds_p:.4f}"
     difference = f"{sign * record.difference:+.2f} {record.metric}; "
     return [difference, f"95% \\[{low:+.2f}, {high:+.2f}\\]", f"t-test over {record.seeds} seeds", p]
+
+
+@pytest.mark.slow
+def test_the_committed_page_is_computed() -> None:
+    """Every word of docs/results/index.md follows from the recorded numbers."""
+    claims = read_claims(CLAIMS)
+    assert PAGE.read_text() == claims_page(claims, outcomes(claims)), "python docs/_ext/claims.py --write"
 
 
 def test_recorded_numbers_are_those_of_the_pages() -> None:
@@ -249,40 +220,6 @@ def test_recorded_numbers_are_those_of_the_pages() -> None:
             if not any(all(form in line for form in of_sign) for line in lines for of_sign in forms):
                 missing.append((trial.setting, trial.page, forms))
     assert missing == []
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("claims: [", "cannot be read as YAML"),
-        ("- a", "holds no claims"),
-        (
-            "claims: [{paper: A, claim: b, trials: [{setting: c, fist: {}}]}]",
-            "claims.0.trials.0.fist: there is no such",
-        ),
-        ("claims: [{paper: A, claim: b, margin: 0, trials: []}]", "claims.0.margin=0: must be greater than 0"),
-        ("claims: [{paper: A, claim: b, trials: [{setting: c, first: {method: a}}]}]", "runs must name a task"),
-    ],
-)
-def test_a_wrong_file_of_claims_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    file = tmp_path / "claims.yaml"
-    file.write_text(content)
-    with pytest.raises(UserError, match=re.escape(message)):
-        read_claims(file)
-
-
-def test_claims_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From folders of runs to the page, recorded, and printed again without the runs."""
-    runs = seeds_of(tmp_path / "runs", "a", 100) + seeds_of(tmp_path / "runs", "r", 150, **RKD)
-    for run in runs:
-        (Path(run["folder"]) / "result.json").write_text(json.dumps(run))
-    file, page = tmp_path / "own.yaml", tmp_path / "page.md"
-    file.write_text(claims_text(claims_of()))
-    arguments = ["--claims", str(file)]
-    run_subcommand("claims", [str(tmp_path / "runs"), *arguments, "--record", "--out", str(page)])
-    assert "| **holds** | recorded |" in page.read_text()
-    assert run_subcommand("claims", [*arguments, "--check", str(page)]) == 0
-    assert "up to date" in capsys.readouterr().out
 
 
 def as_finished(point: GridPoint) -> dict[str, Any]:
@@ -319,47 +256,21 @@ def test_the_commands_of_a_claim_make_its_rows() -> None:
         assert seeds == [[trial.seeds]] * (4 if trial.than else 2), trial
 
 
-def test_several_runs_of_a_seed_are_no_seeds_of_a_gap(tmp_path: Path) -> None:
-    """One run of a row and three of another, all of seed 1, would count as four."""
-    small = {"num_layers": 2, "width": 768, "init": "first"}
-    alp, rkd = seeds_of(tmp_path, "a", 100), seeds_of(tmp_path, "r", 130, **RKD)
-    alp_2, rkd_2 = seeds_of(tmp_path, "b", 120, student=small), seeds_of(tmp_path, "s", 190, student=small, **RKD)
-    rows = tabulate([*alp, *rkd, *alp_2, *rkd_2]).rows
-    assert len(rows) == 4
-    assert compare_differences("rte", (rows[0], rows[1]), (rows[2], rows[3])).methods is not None
-    point = rows[0].cells["rte"].best_point
-    assert point is not None
-    again = [{**run, "seed": 1} for run in point.runs]
-    cell = ResultCell((SettingScores(tuple(again)),))
-    repeated = replace(rows[0], cells={"rte": cell})
-    compared = compare_differences("rte", (repeated, rows[1]), (rows[2], rows[3]))
-    assert compared.methods is None
-    assert "has several runs of one seed" in compared.remarks[0]
-
-
-def test_a_record_keeps_a_further_look_and_a_choice_from_a_grid(tmp_path: Path) -> None:
-    """From runs a claim was undecided, and from its own record it held."""
+def test_recorded_numbers_give_the_same_page(tmp_path: Path) -> None:
+    """The page must not change when the runs stay on the machine that trained them."""
     rkd = seeds_of(tmp_path, "r", 130, **RKD)
     grid = seeds_of(tmp_path, "b", 100, settings={"optim.lr": 2e-5, "optim.epochs": 3})
     for name, runs, claims in (
+        ("plain", seeds_of(tmp_path, "d", 100) + rkd, claims_of()),
         ("grid", seeds_of(tmp_path, "a", 100) + grid + rkd, claims_of()),
         ("looks", seeds_of(tmp_path, "c", 100) + rkd, claims_of(seeds=3)),
     ):
         by_runs = outcomes(claims, runs)
         recorded = with_records(claims, by_runs)
+        (tmp_path / "claims.yaml").write_text(claims_text(recorded))
+        assert read_claims(tmp_path / "claims.yaml") == recorded
         page = claims_page(recorded, outcomes(recorded))
         assert page == claims_page(claims, by_runs).replace("| runs |", "| recorded |"), name
         record = recorded.claims[0].trials[0].recorded
         assert record is not None
-        assert (record.is_selected, record.looks) == ((True, None) if name == "grid" else (False, 2))
-
-
-def test_a_gap_of_a_grid_s_best_point_is_undecided(tmp_path: Path) -> None:
-    small = {"num_layers": 2, "width": 768, "init": "first"}
-    alp, rkd = seeds_of(tmp_path, "a", 100), seeds_of(tmp_path, "r", 130, **RKD)
-    alp_2, rkd_2 = seeds_of(tmp_path, "b", 20, student=small), seeds_of(tmp_path, "s", 190, student=small, **RKD)
-    grid = seeds_of(tmp_path, "g", 110, student=small, settings={"optim.lr": 2e-5, "optim.epochs": 3})
-    trial = {"runs": {"task": "rte", "optim.epochs": 3, "student.num_layers": 2}, "than": {"student.num_layers": 4}}
-    outcome = only(claims_of(**trial), alp + rkd + alp_2 + rkd_2 + grid)
-    assert outcome.comparison is not None
-    assert outcome.comparison.is_selected
+        assert (record.is_selected, record.looks) == (name == "grid", 2 if name == "looks" else None)

@@ -115,7 +115,6 @@ COMMANDS = [
     "table runs",
     "table --help",
     "compare alp rkd --runs runs",
-    pytest.param("claims runs", marks=pytest.mark.slow),
     "store --store store",
     "completion bash",
 ]

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from assumptions_page import task_parts
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -18,7 +19,6 @@ from distill_runner.methods.routes import CheckpointSchedule
 from distill_runner.methods.schedules import LayerSchedule
 from distill_runner.models.config import ModelConfig, ZeroShot
 from distill_runner.pipeline.config import PredictionSource, StageConfig, StoreConfig
-from distill_runner.report.assumptions_page import task_parts
 from distill_runner.sweeping.points import SweepConfig
 from distill_runner.tasks import TASK_TYPES
 from distill_runner.tracking import TrackerConfig

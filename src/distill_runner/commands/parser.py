@@ -96,18 +96,6 @@ def _compare(parser: Parser) -> None:
     _add_out(parser, "file to write instead of standard output")
 
 
-def _claims(parser: Parser) -> None:
-    parser.add_argument("folders", nargs="*", type=Path, help=f"folders of runs (default: {RUNS}, if there are any)")
-    parser.add_argument("--claims", type=Path, metavar="FILE", help="YAML file of claims (default: the papers')")
-    _add_out(parser, "file to write instead of standard output")
-    parser.add_argument("--check", type=Path, metavar="PAGE", help="show what has changed in a page, and exit with 1")
-    parser.add_argument(
-        "--record",
-        action="store_true",
-        help="write the numbers of the runs into the file of claims",
-    )
-
-
 def _curves(parser: Parser) -> None:
     _add_folders(parser)
     parser.add_argument("--by", choices=AXES, default="size", help="what the axis shows (default: %(default)s)")
@@ -286,19 +274,6 @@ SUBCOMMANDS = {
   distill-run compare alp rkd pkd --margin 1 --format picture --out forest.png
   distill-run compare alp rkd --looks 2               two more seeds were run after a look at three
   distill-run compare alp rkd --task rte --runs outputs/runs my_runs
-""",
-    ),
-    "claims": Subcommand(
-        "claims:show_claims",
-        "print which claims of the papers hold in the runs, as a page",
-        _claims,
-        """A claim without finished runs is printed with the numbers that were recorded with it.
-
-examples:
-  distill-run claims                                  the papers' claims, from the runs in outputs/runs
-  distill-run claims my_runs --claims my_claims.yaml
-  distill-run claims --record --out docs/results/index.md
-  distill-run claims --check docs/results/index.md
 """,
     ),
     "curves": Subcommand(

@@ -1,4 +1,4 @@
-"""Generate ``docs/assumptions.md``: every assumption that the package declares, listed by option."""
+"""``docs/assumptions.md``: every assumption that the package declares, listed by option."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ An assumption is the choice that this program makes when a paper leaves somethin
 It is declared together with its option.
 Every run lists the assumptions that apply to it, with their values, in `result.json` (`assumptions`).
 `plan=true` shows them too, and compares the run's settings with those that the recipe's paper names.
-`python -m distill_runner.report.assumptions_page` makes this page.
+`python docs/_ext/assumptions_page.py` prints this page.
 
 ## Options
 

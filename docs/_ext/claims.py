@@ -1,28 +1,46 @@
-"""Claims of papers as data, and what their runs say; ``claims_page`` prints it.
+"""Claims of papers as data, and the page of what runs say about them: ``python docs/_ext/claims.py``.
 
-Each claim names the runs that test it. The conclusions are those of ``compare``. Where the
-runs are not at hand, the same tests are computed from numbers that are recorded with the claim.
+Each claim names the runs that test it. The conclusions are those of ``report.compare``. Where the runs are not at hand,
+the same tests are computed from numbers that are recorded with the claim in ``docs/results/claims.yaml``.
 """
 
+import sys
+from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import quantity
 from distill_runner.common.schema import Schema, validate_config
-from distill_runner.report.collect import Result, is_scored, settings
-from distill_runner.report.compare import Comparison, compare_differences, compare_rows, correct
+from distill_runner.common.terminal import markdown_table
+from distill_runner.report.collect import Result, is_scored, read_results, select_results, settings
+from distill_runner.report.compare import (
+    BETTER,
+    SAME,
+    UNDECIDED,
+    WORSE,
+    Comparison,
+    compare_differences,
+    compare_rows,
+    correct,
+)
+from distill_runner.report.comparison_text import bounds_text, conclusion_text, escaped
 from distill_runner.report.identity import identity_of
 from distill_runner.report.rows import Row, tabulate
 from distill_runner.report.statistics import MethodTest
 
-CLAIMS = Path(__file__).with_name("claims.yaml")
-"""The claims of the five papers, with the numbers of the project's own runs."""
-HEADER = "# Claims of papers, and the runs that test them. `distill-run claims --record` writes numbers of runs here.\n"
+RESULTS = Path(__file__).parents[1] / "results"
+CLAIMS, PAGE = RESULTS / "claims.yaml", RESULTS / "index.md"
+"""The claims of the five papers, with the numbers of the project's own runs; and the page that is made of them."""
+RUNS = Path("outputs", "runs")
+HEADER = (
+    "# Claims of papers, and the runs that test them. `docs/_ext/claims.py --record` writes numbers of runs here.\n"
+)
 DIGITS = 6
 SIDES = ("first", "second")
 
@@ -34,7 +52,7 @@ class Record(Schema):
     """Numbers of a finished comparison, in points.
 
     They are either those that a page prints, with the p-value of the t-test over seeds or the seeds' differences, or
-    those of ``MethodTest``, which ``distill-run claims --record`` writes. ``looks`` is their number if it is not the
+    those of ``MethodTest``, which ``--record`` writes. ``looks`` is their number if it is not the
     planned one, and ``is_selected`` says that a row is the best point of a grid.
     """
 
@@ -147,18 +165,8 @@ class Outcome:
 
 
 def read_claims(file: Path) -> ClaimsFile:
-    """Read a file of claims.
-
-    Raises:
-        UserError: it cannot be read, or an entry does not fit.
-    """
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError("--claims", file, "cannot be read as YAML") from error
-    if not isinstance(content, Mapping):
-        raise UserError("--claims", file, "holds no claims", "It is a mapping with the key claims, a list.")
-    return validate_config(ClaimsFile, content)
+    """Read a file of claims."""
+    return validate_config(ClaimsFile, yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
 def claims_text(claims: ClaimsFile) -> str:
@@ -330,3 +338,103 @@ def _record(trial: Trial, comparison: Comparison, methods: MethodTest) -> Record
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
+
+
+# --- The page
+
+COLUMNS = ("paper", "claim", "tested on", "points", "seeds", "conclusion", "numbers")
+HOLDS, OPPOSITE, NOT_TESTED = "holds", "the opposite", "not tested"
+WORDS = {
+    f"**{HOLDS}**, **{OPPOSITE}**": "the claim's first method is better, or worse: p is at most 0.05",
+    "**no difference** of 1 point": "it is better or worse by less than that: both one-sided p are at most 0.05",
+    UNDECIDED: "neither; about how many seeds would decide, with a probability of 0.8",
+    f"{UNDECIDED}: all seeds share one stage": "they are seeds of the last stage only; behind it, what holds for them",
+    NOT_TESTED: "no runs, or numbers that allow no test over seeds and examples",
+}
+"""Words of the page, and what they mean."""
+
+
+def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
+    """Return the page in Markdown: introduction, words of the conclusions, table, commands, and the closing text."""
+    rows, previous = [], ("", "")
+    for outcome in all_outcomes:
+        names = outcome.claim.paper, outcome.claim.claim
+        cells = (names[0] if names[0] != previous[0] else "", names[1] if names != previous else "")
+        rows.append([*map(escaped, cells), *_cells(outcome)])
+        previous = names
+    words = markdown_table(("conclusion", "meaning"), list(WORDS.items()), text_columns=2)
+    parts = [claims.introduction.strip(), words, markdown_table(COLUMNS, rows, text_columns=len(COLUMNS))]
+    remarks = [
+        f"- {escaped(f'{outcome.claim.claim}, {outcome.trial.setting}: {outcome.remark}')}"
+        for outcome in all_outcomes
+        if outcome.remark
+    ]
+    if remarks:
+        parts.append("\n".join(["Not computed from the runs at hand:\n", *remarks]))
+    commands = dict.fromkeys(command for outcome in all_outcomes for command in outcome.trial.commands)
+    if commands:
+        lines = [f"distill-run {command}" for command in commands]
+        parts.append("\n".join(["These commands make runs of the claims:\n", "```sh", *lines, "```"]))
+    return "\n\n".join(part for part in (*parts, claims.closing.strip()) if part) + "\n"
+
+
+def _cells(outcome: Outcome) -> list[str]:
+    trial, comparison = outcome.trial, outcome.comparison
+    setting = escaped(trial.setting)
+    where = f"[{setting}]({trial.page})" if trial.page else setting
+    points = escaped(trial.observed or "")
+    seeds = str(comparison.shared) if comparison and comparison.shared else ""
+    if comparison and comparison.methods:
+        points = f"{100 * comparison.methods.difference:+.2f} {bounds_text(*comparison.methods.interval)}"
+    return [where, points, seeds, _conclusion_cell(outcome), outcome.numbers or "no runs here"]
+
+
+def _conclusion_cell(outcome: Outcome) -> str:
+    comparison = outcome.comparison
+    if comparison is None or comparison.methods is None:
+        return NOT_TESTED
+    text, words = conclusion_text(comparison), {BETTER: HOLDS, WORSE: OPPOSITE}
+    stages = dict.fromkeys(stage for of_row in comparison.fixed_stages.values() for stage in of_row)
+    if stages:
+        decided = f" ({text.partition(',')[0]})" if comparison.conclusion != UNDECIDED else ""
+        return f"{UNDECIDED}: all seeds share one {' and one '.join(stages)}{decided}"
+    if comparison.conclusion == SAME and comparison.margin is not None:
+        return f"**no difference** of {quantity(comparison.margin, 'point', 'g')}"
+    if comparison.conclusion in words:
+        return f"**{words[comparison.conclusion]}**{text.removeprefix(comparison.conclusion)}"
+    if outcome.numbers == "page" and comparison.seeds_needed is None:  # their part of the examples is an upper bound
+        return text.partition(", more than")[0]
+    return text
+
+
+def main() -> int:
+    """Print, write or check the page, and record the numbers of the runs; return 1 if the page differs."""
+    parser = ArgumentParser(description="Make the page of the papers' claims, from runs or recorded numbers.")
+    parser.add_argument("folders", nargs="*", type=Path, help=f"folders of runs (default: {RUNS}, if there are any)")
+    parser.add_argument("--write", action="store_true", help="write docs/results/index.md instead of standard output")
+    parser.add_argument("--check", action="store_true", help="show what has changed in the page, and exit with 1")
+    parser.add_argument("--record", action="store_true", help="write the numbers of the runs into the file of claims")
+    options = parser.parse_args()
+    claims = read_claims(CLAIMS)
+    results = select_results(options.folders, {}) if options.folders else read_results([RUNS] if RUNS.is_dir() else [])
+    all_outcomes = outcomes(claims, results)
+    if options.record:
+        claims = with_records(claims, all_outcomes)
+        CLAIMS.write_text(claims_text(claims), encoding="utf-8")
+        all_outcomes = outcomes(claims)
+    page = claims_page(claims, all_outcomes)
+    if options.write:
+        PAGE.write_text(page, encoding="utf-8")
+    elif options.check:
+        committed = PAGE.read_text(encoding="utf-8")
+        print(
+            *unified_diff(committed.splitlines(), page.splitlines(), PAGE.name, "computed", n=0, lineterm=""), sep="\n"
+        )
+        return int(page != committed)
+    else:
+        print(page, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
