@@ -201,7 +201,7 @@ def _texts(count: int):  # type: ignore[no-untyped-def]
     """Return sentences of the embedded corpus, drawn with replacement."""
     from distill_runner.datasets.embedded import embedded_sentences
 
-    sentences, draw = [text for texts in embedded_sentences().values() for text in texts], random.Random(0)
+    sentences, draw = [text for texts in embedded_sentences("train").values() for text in texts], random.Random(0)
     return (draw.choice(sentences) for _ in range(count))
 
 

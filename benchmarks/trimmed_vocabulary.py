@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from distill_runner.common.terminal import markdown_table
-from distill_runner.datasets.embedded import demo_examples
+from distill_runner.datasets.embedded import SPLITS, embedded_columns
 from distill_runner.models.build import count_parameters
 from distill_runner.models.trimming import trim_embeddings, trim_tokenizer
 
@@ -59,7 +59,7 @@ def main() -> None:
     if (folder := parser.parse_args().save) is not None:
         save_small(folder)
         return
-    texts = {split: demo_examples("sentences", split).texts[0] for split in ("train", "validation")}
+    texts = {split: embedded_columns("sentences", split)[0]["sentence"] for split in SPLITS[:2]}
     rows = [
         ["encoder", "tokens", "parameters", "MB", "largest difference", "validation texts with other tokens", "seconds"]
     ]
@@ -77,7 +77,7 @@ def main() -> None:
 def save_small(folder: Path) -> None:
     """Save a small XLM-R of random weights, and its tokenizer of 50,000 tokens."""
     shape = SHAPES["XLM-R-base, 2 layers"] | SMALL
-    tokenizer = unigram(demo_examples("sentences", "train").texts[0], 50_000)
+    tokenizer = unigram(embedded_columns("sentences", "train")[0]["sentence"], 50_000)
     torch.manual_seed(0)
     AutoModel.from_config(AutoConfig.for_model(**shape | {"vocab_size": len(tokenizer)})).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.embedded import digit_images, digits_fingerprint
+from distill_runner.datasets.embedded import digit_images, embedded_fingerprint
 from distill_runner.datasets.image_splits import ImageSplit
 from distill_runner.datasets.images import Augment, Decoding, decode_images, save_contact_sheet
 
@@ -234,7 +234,7 @@ def test_the_digits_are_divided_once_and_for_all() -> None:
     assert all(set(labels) == set(range(10)) for _, labels in splits.values())
     everything = np.concatenate([images.reshape(-1, 64) for images, _ in splits.values()])
     assert len(np.unique(everything, axis=0)) == 1797
-    assert digits_fingerprint() == "fead107ca0ebb76dfdeed795741ebe51e7170f181807846aa27749a1f60b78df"
+    assert embedded_fingerprint("digits") == "655b3d4e45715b702693cf89cb0930d43b77fd5f8f78964c23b41b5eb34f82af"
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])

@@ -28,7 +28,7 @@ def data_fingerprint(data: Dataset) -> str:
     """Return a fingerprint of the data; equal for equal files, independent of the location of their folder.
 
     Local files and hub: hash of the names and bytes of the files of the splits in use.
-    Embedded data: hash of the content; the text may differ between versions of Python.
+    Embedded data: hash of the files that they are made from.
 
     Raises:
         UserError: a folder, a configuration or the files of a split are missing, or the hub cannot be reached.
@@ -78,8 +78,7 @@ def require_own_rows(data: Dataset) -> None:
 
 def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
     if is_embedded(data):
-        is_digits = data.dataset == f"{EMBEDDED}digits"
-        return f"{data.dataset}:{embedded.digits_fingerprint() if is_digits else embedded.text_fingerprint()}"
+        return f"{data.dataset}:{embedded.embedded_fingerprint(data.dataset.removeprefix(EMBEDDED))}"
     folder = local_data(data)
     if folder is None:
         return f"{hub.fingerprint(data, splits)}/{READER_VERSION}/{data.encoding or ''}"
