@@ -4,7 +4,6 @@ import ast
 import gc
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -81,30 +80,6 @@ def test_a_variable_is_as_before_after_the_context(monkeypatch: pytest.MonkeyPat
     assert "DISTILL_TEST" not in os.environ
 
 
-def test_imported_objects_are_excluded_and_collection_is_on_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "imported_once.py").write_text(
-        "import gc\nis_collecting, kept = gc.isenabled(), [[] for _ in range(1000)]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    frozen = []
-    for _ in range(2):
-        with process.fast_imports():
-            import imported_once  # type: ignore[import-not-found]
-        assert gc.isenabled()
-        frozen.append(gc.get_freeze_count())
-    assert not imported_once.is_collecting
-    assert frozen[0] > 1000
-    assert frozen[1] <= frozen[0]  # the second time nothing new was imported, and there may be garbage
-
-
-def test_a_module_that_fails_leaves_collection_on() -> None:
-    with pytest.raises(ModuleNotFoundError), process.fast_imports():
-        import no_such_module_anywhere  # type: ignore[import-not-found]  # noqa: F401
-    assert gc.isenabled()
-
-
 def test_garbage_is_collected_when_asked_for() -> None:
     with process.manual_garbage_collection() as collect:
         assert not gc.isenabled()
@@ -126,22 +101,3 @@ def test_the_working_folder_is_added_once(tmp_path: Path, monkeypatch: pytest.Mo
     for _ in range(2):
         process.import_from_working_folder()
     assert sys.path.count(str(tmp_path)) == 1
-
-
-def test_the_source_of_all_models_is_scanned_once() -> None:
-    """What ``transformers`` finds the second time is what it would have found itself."""
-    program = """
-import sys
-from transformers.utils import import_utils
-original = import_utils.create_import_structure_from_path
-from distill_runner.common.library_switches import scan_transformers_once
-scan_transformers_once()
-files = []
-sys.addaudithook(lambda event, arguments: event == "open" and files.append(arguments))
-import transformers.models
-print(len(files) < 100)
-file = transformers.models.__file__
-print(import_utils.create_import_structure_from_path(file) == original(file))
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == ["True", "True"]

@@ -5,8 +5,12 @@ import json
 import logging
 import multiprocessing
 import os
+import random
+import signal
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.files import file_sha256
 from distill_runner.pipeline import store as store_module
 from distill_runner.pipeline.store import Store, copy_tree, key_of
+from helpers.processes import exit_code, start
 
 SPEC = {"kind": "thing", "seed": 1, "data": {"content": "abc", "columns": ["a", "b"]}}
 
@@ -69,17 +74,6 @@ def test_a_key_by_hand() -> None:
     assert key_of({"a": [1, 2]}) != key_of({"a": [2, 1]})
     with pytest.raises(ValueError, match="not JSON compliant"):
         key_of({"a": float("nan")})
-
-
-def test_a_file_named_as_the_manifest_is_verified_in_a_folder_below(store: Store) -> None:
-    def build(folder: Path) -> None:
-        (folder / "model").mkdir()
-        (folder / "model" / "manifest.json").write_text("{}")
-
-    folder = store.get(SPEC, build)
-    assert set(json.loads((folder / "manifest.json").read_text())) == {"spec.json", "model/manifest.json"}
-    (folder / "model" / "manifest.json").write_text("[]")
-    assert store.find(SPEC) is None
 
 
 def test_an_artifact_is_built_once_and_says_what_it_is(store: Store) -> None:
@@ -151,28 +145,17 @@ def test_damage_is_found_and_mended(store: Store, caplog: pytest.LogCaptureFixtu
     assert build.built == 3
 
 
-def test_a_process_reads_a_file_once_while_nobody_writes_to_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
+def test_a_process_reads_an_artifact_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, names = store.get(SPEC, Builder()), list[str]()
 
     def counted(file: Path) -> str:
-        read.append(file.name)
+        names.append(file.name)
         return file_sha256(file)
 
     monkeypatch.setattr(store_module, "file_sha256", counted)
-    monkeypatch.setattr(store_module, "_VERIFIED", set())
-    weights = store.get(SPEC, Builder()) / "model" / "weights"
-    for _ in range(2):  # written just now, it may change within a tick of the clock
-        read.clear()
-        assert store.find(SPEC)
-        assert sorted(read) == ["metrics.json", "spec.json", "weights"]
-    monkeypatch.setattr(store_module, "_CLOCK_SECONDS", -1.0)
-    for expected in (["metrics.json", "spec.json", "weights"], [], []):
-        read.clear()
-        assert Store(store.folder).find(SPEC)
-        assert sorted(read) == expected
-    weights.write_bytes(b"0123456780")
-    assert store.has(SPEC)
-    assert store.find(SPEC) is None
+    for _ in range(2):
+        assert store.find(SPEC) == folder
+        assert sorted(names) == ["metrics.json", "spec.json", "weights"]
 
 
 def _fill(folder: Path, size: int) -> None:
@@ -182,11 +165,9 @@ def _fill(folder: Path, size: int) -> None:
 @settings(max_examples=25)
 @given(size=st.sampled_from([1, 4096, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20]), data=st.data())
 def test_a_bit_that_flips_under_an_unchanged_time_is_detected(size: int, data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_module, "_CLOCK_SECONDS", -1.0)  # what was verified counts at once
+    with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         artifact = store.get(SPEC, partial(_fill, size=size))
-        assert store.find(SPEC)
         status = (artifact / "large").stat()
         with (artifact / "large").open("r+b") as file:
             file.seek(data.draw(st.integers(0, size - 1)))
@@ -226,30 +207,6 @@ def test_what_leaves_the_store_is_a_copy(store: Store, tmp_path: Path) -> None:
     assert store.find(SPEC) == artifact
     copy_tree(artifact / "model", target)
     assert (target / "weights").read_bytes() == b"0123456789"
-    # Runs of earlier versions have hard links there.
-    (target / "weights").unlink()
-    os.link(artifact / "model" / "weights", target / "weights")
-    copy_tree(artifact / "model", target)
-    assert (target / "weights").stat().st_nlink == 1
-    (target / "weights").write_bytes(b"0000000000")
-    assert store.find(SPEC) == artifact
-
-
-def test_the_faster_of_two_builders_wins(store: Store) -> None:
-    """As after a lost lease: another process publishes the artifact while this one builds it."""
-    inner, outer = Builder(), Builder()
-
-    def build(folder: Path) -> None:
-        outer(folder)
-        (other := folder.with_name("other")).mkdir()
-        (other / "spec.json").write_text(json.dumps(SPEC))
-        inner(other)
-        store_module._publish(other, store.path(SPEC))
-
-    folder = store.get(SPEC, build)
-    assert (inner.built, outer.built) == (1, 1)
-    assert store.find(SPEC) == folder
-    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]
 
 
 def _build_slowly(folder: Path, barrier: Any, number: int) -> None:
@@ -277,6 +234,55 @@ def test_two_processes_build_it_once(tmp_path: Path) -> None:
     built = (tmp_path / "built").read_text().split()
     assert len(built) == 1
     assert (Store(tmp_path / "store").path(SPEC) / "content").read_text() == built[0]
+
+
+def test_what_a_run_names_or_looks_for_is_not_deleted_until_its_end(store: Store) -> None:
+    specs = [SPEC | {"seed": seed} for seed in range(5)]
+    named, read, searched, other = (store.get(spec, Builder()) for spec in specs[:4])
+    with store.protected():
+        store.protect(specs[0], specs[4])
+        store.get(specs[1], Builder())
+        store.find(specs[2])
+        absent = Store(store.folder).get(specs[4], Builder())  # by another run
+        for folder in (named, read, searched, absent):
+            assert Store(store.folder).delete(folder) == store_module.IN_USE
+            assert store_module.is_complete(folder)
+        assert store.delete(other) is None
+    for folder in (named, read, searched, absent):
+        assert store.delete(folder) is None
+        assert not folder.exists()
+
+
+def test_deletions_during_runs(store: Store, tmp_path: Path) -> None:
+    """What a run was given is there until its end, however often all is deleted; a killed run protects nothing."""
+    specs, end = [SPEC | {"seed": seed} for seed in range(4)], time.monotonic() + 1.5
+
+    def runs(seed: int) -> Callable[[], None]:
+        def work() -> None:
+            rng = random.Random(seed)
+            while time.monotonic() < end:
+                with store.protected():
+                    folders = [store.get(spec, Builder()) for spec in rng.sample(specs, 2)]
+                    for _ in range(3):
+                        weights = [(folder / "model" / "weights").read_bytes() for folder in folders]
+                        assert weights == [b"0123456789"] * 2
+                        time.sleep(rng.uniform(0, 0.003))
+
+        return work
+
+    def killed() -> None:
+        with store.protected():
+            store.protect(*specs)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert exit_code(start(killed)) == -signal.SIGKILL
+    processes, reasons = [start(runs(seed)) for seed in range(3)], Counter[str | None]()
+    while time.monotonic() < end:
+        reasons.update(store.delete(store.path(spec)) for spec in specs if store.path(spec).exists())
+    assert [exit_code(process) for process in processes] == [0, 0, 0]
+    assert reasons[None]
+    assert reasons[store_module.IN_USE]
+    assert not list(store.folder.glob("*/*.damaged-*"))
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,7 @@ from filelock import FileLock
 
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.pipeline.inventory import (
-    dependent_entries,
-    freed_bytes,
-    list_entries,
-    occupied_bytes,
-    unused_entries,
-)
+from distill_runner.pipeline.inventory import freed_bytes, list_entries, occupied_bytes
 from distill_runner.pipeline.store import Store, key_of
 from helpers.fake_results import run_folder
 
@@ -104,9 +98,6 @@ def test_a_file_of_two_names_is_counted_once_and_freed_with_the_second(store: St
     assert occupied_bytes([teacher, checkpoints]) == apart - 1000
     assert occupied_bytes([teacher]) - freed_bytes([teacher]) == 1000
     assert freed_bytes([teacher, checkpoints]) == occupied_bytes([teacher, checkpoints])
-    assert {entry.key for entry in dependent_entries(list(known.values()), [teacher])} == {
-        key_of(spec) for spec in (CHECKPOINTS, TARGETS, STUDENT, OTHER)
-    }
 
 
 @pytest.mark.parametrize(
@@ -171,12 +162,18 @@ def interrupted(folder: Path) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_is_being_built_is_left(store: Store) -> None:
+def test_what_a_process_builds_or_uses_stays(store: Store) -> None:
     with FileLock(f"{store.path(TOKENS)}.lock"):
         code, printed = command(store, "delete", "--kind", "tokens", "--yes")
     assert code == 1
     assert "is being built: not deleted" in printed
-    assert store.has(TOKENS)
+    with store.protected():
+        store.protect(OTHER)
+        code, printed = command(store, "delete", "--key", key_of(OTHER), "--yes")
+        assert code == 1
+        assert f"stage {key_of(OTHER)} is in use by a run: not deleted" in printed
+        assert command(store, "delete", "--unused", "--yes")[0] == 0  # what a run needs is not unused
+    assert there(store) == [VOCABULARY, TEACHER, STUDENT, OTHER]
 
 
 def test_cut_off_midway_nothing_half_is_taken_for_an_artifact(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,17 +194,10 @@ def test_cut_off_midway_nothing_half_is_taken_for_an_artifact(store: Store, monk
     assert not left.path.exists()
 
 
-def test_nothing_is_unused_that_a_run_was_made_from(store: Store) -> None:
-    known = list_entries(store.folder)
-    idle = {entry.key for entry in unused_entries(known, store.folder.parent / "runs")}
-    assert idle.isdisjoint({key_of(spec) for spec in (STUDENT, TEACHER, VOCABULARY)})
-
-
 def test_what_a_run_of_another_stage_made_is_used_too(store: Store) -> None:
-    runs = store.folder.parent / "runs"
-    assert key_of(TARGETS) in {entry.key for entry in unused_entries(list_entries(store.folder), runs)}
-    run_folder(runs, "distil", status={"status": "done", "key": key_of(TARGETS), "stage": "distil"})
-    assert key_of(TARGETS) not in {entry.key for entry in unused_entries(list_entries(store.folder), runs)}
+    run_folder(store.folder.parent / "runs", "distil", status={"status": "done", "key": key_of(OTHER), "stage": "x"})
+    assert command(store, "delete", "--unused", "--kind", "stage", "--yes")[0] == 0
+    assert {key_of(spec) for spec in (TEACHER, STUDENT, OTHER)} <= {key_of(spec) for spec in there(store)}
 
 
 def test_it_imports_neither_hydra_nor_torch() -> None:

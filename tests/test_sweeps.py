@@ -17,20 +17,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from filelock import BaseFileLock
 from hydra.core.utils import JobReturn
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from distill_runner.common.errors import UserError, exit_cause
-from distill_runner.common.locks import MachineLock
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline import status
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import missing_caches
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
-from distill_runner.pipeline.store import Store
+from distill_runner.pipeline.store import Store, key_of
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.sweeping import isolation, plan
 from distill_runner.sweeping.halving import by_cell, replay, rungs, survivors
@@ -228,11 +228,11 @@ def point(run: RunConfig) -> GridPoint:
 def test_a_stage_that_points_share_is_looked_for_once(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     first, asked = point(compose("method=rkd")), list[str]()
     points = [replace(first, overrides=(f"{number}",)) for number in range(4)]
-    monkeypatch.setattr(Store, "has_key", lambda _store, kind, key: asked.append(f"{kind}/{key}"))
+    monkeypatch.setattr(Store, "has", lambda _store, spec: asked.append(key_of(spec)))
     (missing,) = missing_stages(points)
     assert missing.stage.name == "teacher"
     assert missing.users == points
-    assert asked == [f"stage/{missing.stage.key}"]
+    assert asked == [missing.stage.key]
 
 
 def test_a_shared_teacher_is_trained_by_a_point_that_keeps_its_checkpoints(compose: Compose, tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_methods_that_differ_in_what_they_compute_are_measured_apart(
 def test_each_worker_takes_a_place_on_the_emptiest_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from distill_runner.training import devices
 
-    held: list[MachineLock] = []
+    held: list[BaseFileLock] = []
     monkeypatch.setattr(devices, "_CLAIMS", held)
     taken = [devices.claim_gpu(["a", "b"], 2, tmp_path) for _ in range(4)]
     assert taken == [0, 1, 0, 1]
@@ -592,7 +592,7 @@ def test_how_a_point_ended_is_recorded(
         status.write_status(of_point, before, {"seed": 1}, "of an earlier attempt" if before == "failed" else None)
     process = SimpleNamespace(exitcode=exitcode, join=lambda: None)
     monkeypatch.setattr(isolation, "_started", lambda *_: process)
-    ended = isolation.run_isolated(lambda _: {}, OmegaConf.create({}), "distill_runner.warm")
+    ended = isolation.run_isolated(lambda _: {}, OmegaConf.create({}), "distill_runner.running")
     assert (ended["status"], ended.get("seed")) == (after, 1 if before else None)
     assert ended["error"] == (exit_cause(exitcode) if after == "failed" else None)
 

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.commands.parser import summaries
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.launch import Launch
-from distill_runner.common.library_switches import scan_transformers_once
-from distill_runner.common.process import fast_imports, protect_output, sigterm_as_interrupt
+from distill_runner.common.process import protect_output, sigterm_as_interrupt
 from distill_runner.compose import resolvers
 from distill_runner.compose.command_line import compose_and_call, help_text, hydra_arguments
 
@@ -94,7 +92,7 @@ def _run_point(config: DictConfig) -> Mapping[str, Any]:
         raise UserError("--multirun", None, problem, "Start the sweep without torchrun and srun: hydra/launcher=...")
     from distill_runner.sweeping.isolation import run_isolated
 
-    return run_isolated(run, config, preload="distill_runner.warm")
+    return run_isolated(run, config, preload="distill_runner.running")
 
 
 def run(config: DictConfig) -> Mapping[str, Any]:
@@ -104,35 +102,24 @@ def run(config: DictConfig) -> Mapping[str, Any]:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
     """
     from distill_runner.compose.explain import user_facing_error
+    from distill_runner.compose.groups import check_unread
     from distill_runner.compose.parts import check_values, resolved_parts, resolved_settings
-    from distill_runner.pipeline.hits import HitRecord
+    from distill_runner.compose.run_config import typed_parts
+    from distill_runner.compose.unread import unread_settings
 
     protect_output()  # a point of a sweep is a process of its own
     hydra = HydraConfig.get()
     overrides, folder = hydra.overrides.task, Path(hydra.runtime.output_dir).absolute()
-    record = None
     try:
         resolved = resolved_parts(config)
         check_values(resolved)
         settings = resolved_settings(config)
-        if hydra.mode == RunMode.RUN and (config.stage, config.tracker.name, config.plan) == ("student", "none", False):
-            record = HitRecord(folder, settings)
-            if (result := record.replay()) is not None:
-                return result
-            record.start()
-        with fast_imports():
-            scan_transformers_once()
-            from distill_runner.compose.groups import check_unread
-            from distill_runner.compose.run_config import typed_parts
-            from distill_runner.compose.unread import unread_settings
-            from distill_runner.running import run_stage
         typed = typed_parts(resolved, overrides)
         check_unread(config, typed)
         for line in unread_settings(config, typed, overrides, hydra.runtime.choices):
             log.warning("warning: %s", line)
-        return run_stage(typed, folder, settings, record)
+        from distill_runner.running import run_stage  # torch and transformers, which take seconds
+
+        return run_stage(typed, folder, settings)
     except (UserError, OmegaConfBaseException) as error:
         raise user_facing_error(error, config, overrides) from error
-    finally:
-        if record is not None:
-            record.stop()

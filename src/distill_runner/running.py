@@ -25,12 +25,11 @@ from distill_runner.compose.run_config import RunConfig, assumptions_of_files, p
 from distill_runner.datasets.batches import Batch
 from distill_runner.pipeline.account import account_of_run, log_account
 from distill_runner.pipeline.build import Pipeline, training_conditions
-from distill_runner.pipeline.hits import HitRecord
-from distill_runner.pipeline.planning import artifact_keys, plan, position_warnings, stages_to_build
+from distill_runner.pipeline.planning import needed_specs, plan, position_warnings, stages_to_build
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
-from distill_runner.pipeline.status import RESULT, is_taken_over, locked_run, read_run, write_json, write_status
+from distill_runner.pipeline.status import RESULT, locked_run, read_run, write_json, write_status
 from distill_runner.pipeline.store import Store, copy_tree
 from distill_runner.report.card import write_card
 from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS
@@ -60,16 +59,13 @@ STUDENT = "student"
 
 
 @computation_mode()
-def run_stage(
-    run: RunConfig, folder: Path, settings: Mapping[str, Any], record: HitRecord | None = None
-) -> Mapping[str, Any]:
+def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Build the stage ``run.stage`` with all stages that it needs, and report the result.
 
     Args:
         folder: folder of the run; receives the configuration, versions, ``metrics.jsonl``, ``status.json`` and
             ``result.json``.
         settings: resolved configuration, which is written to the folder.
-        record: notes a hit, so that the next one is fast.
     Returns:
         The result; the names of the run with the status ``planned`` if nothing was trained.
     Raises:
@@ -84,9 +80,9 @@ def run_stage(
         run = run.model_copy(update={"runtime": _launched_runtime(run.runtime, peers.launch)})
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     store = Store(run.store.dir)
-    with store.protected(str(folder)):
-        store.hold(artifact_keys(stage))
-        return _Run(run, stage, Pipeline(store, run.runtime), folder, settings, record).run()
+    with store.protected():
+        store.protect(*needed_specs(stage))
+        return _Run(run, stage, Pipeline(store, run.runtime), folder, settings).run()
 
 
 def _launched_runtime(runtime: Runtime, launch: Launch) -> Runtime:
@@ -119,7 +115,6 @@ class _Run:
     pipeline: Pipeline
     folder: Path
     settings: Mapping[str, Any]
-    record: HitRecord | None
 
     @cached_property
     def description(self) -> dict[str, Any]:
@@ -134,7 +129,6 @@ class _Run:
             remedy = "Give the text to another stage, and end the run with that stage."
             raise UserError("stages.student.corpus", None, problem, remedy)
         artifacts = plan(stage, pipeline.store, runtime.targets)
-        pipeline.store.hold(line.key for line in artifacts)
         for line in [*artifacts, *self._planned_tests()]:
             log.info("%s", line)
         for warning in position_warnings(stage):
@@ -148,8 +142,6 @@ class _Run:
         if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
             result = self._report(is_new=False)
             self._send_finished(result)
-            if self.record is not None and not result.get("hub"):  # of which there may be new commits
-                self.record.save(result_row(result), self.pipeline.store.folder)
             return result
         self._limit_threads()
         pipeline.prepare(stage)
@@ -267,7 +259,7 @@ class _Run:
         settings = run_settings(self.settings, self.description)
         with open_tracker(config, self.folder, self.stage.key, settings, job_type="distill") as tracker:
             with Stages(_relative_work(self.stage, self.pipeline)) as stages:
-                self.pipeline.report = Reporter(tracker, stages, self.folder).stage
+                self.pipeline.report = Reporter(tracker, stages).stage
                 self.pipeline.build(self.stage, self.config.runtime.pause_after)
             result = self._report()
             send_result(tracker, self.folder, result)
@@ -382,13 +374,10 @@ def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
 
 
 class Reporter:
-    """Sends the metrics of each stage to the tracker and the terminal.
+    """Sends the metrics of each stage to the tracker and the terminal."""
 
-    Metrics of a run that another process has taken over are not recorded: that process records them.
-    """
-
-    def __init__(self, tracker: Tracker, stages: Stages, folder: Path) -> None:
-        self.tracker, self.stages, self.folder = tracker, stages, folder
+    def __init__(self, tracker: Tracker, stages: Stages) -> None:
+        self.tracker, self.stages = tracker, stages
 
     def stage(self, name: str) -> Log:
         prefix = "" if name == STUDENT else f"{name}/"
@@ -396,7 +385,6 @@ class Reporter:
 
         def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
             bar.show(values, step, epoch)
-            if not is_taken_over(self.folder):
-                self.tracker.log({f"{prefix}{key}": value for key, value in values.items()}, step=step, epoch=epoch)
+            self.tracker.log({f"{prefix}{key}": value for key, value in values.items()}, step=step, epoch=epoch)
 
         return report

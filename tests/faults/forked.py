@@ -32,7 +32,7 @@ class Ended:
 def start(folder: Path, arguments: tuple[str, ...], prepare: Prepare | None = None) -> BaseProcess:
     """A command in a session of its own; ``prepare`` is called in it first, and must be picklable."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["distill_runner.warm"])
+    context.set_forkserver_preload(["distill_runner.running"])
     process = context.Process(target=_run, args=(folder, arguments, prepare))
     process.start()
     return process

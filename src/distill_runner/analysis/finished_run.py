@@ -47,7 +47,7 @@ class FinishedRun:
         """
         from distill_runner.pipeline import status
         from distill_runner.pipeline.build import Pipeline
-        from distill_runner.pipeline.planning import artifact_keys
+        from distill_runner.pipeline.planning import needed_specs
         from distill_runner.pipeline.resolving import resolve
         from distill_runner.pipeline.store import Store
         from distill_runner.report.collect import label
@@ -60,8 +60,8 @@ class FinishedRun:
         stage = resolve(run.stages, "student", run.runtime.precision)
         pipeline = Pipeline(Store(run.store.dir), run.runtime)
         if stack is not None:
-            stack.enter_context(pipeline.store.protected(f"an analysis of {folder}"))
-            pipeline.store.hold(artifact_keys(stage))
+            stack.enter_context(pipeline.store.protected())
+            pipeline.store.protect(*needed_specs(stage))
         for required in (stage, stage.teacher):
             if required is not None and not pipeline.store.has(required.spec):
                 problem = f"its stage {required.name} is not in the store {run.store.dir}"

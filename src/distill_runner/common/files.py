@@ -4,7 +4,6 @@ Full disks and too many open files are not the user's mistake, and lose no work.
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import resource
@@ -28,8 +27,6 @@ DISK_FULL_MESSAGES = (
 """Messages for a full disk from libraries that do not pass on the error number; the last two are from torch."""
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 TOO_MANY_FILES_MESSAGES = ("Too many open files", "os error 24")
-_CLONE = 0x40049409
-"""``FICLONE`` of Linux's ``fs.h``: share the blocks of another file."""
 REMEDY = "Nothing is lost: free some space (distill-run store), then repeat the command to resume."
 
 
@@ -53,23 +50,18 @@ def file_sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def copy_file(source: Path, target: Path) -> None:
+def copy_file(source: Path | str, target: Path | str) -> None:
     """Replace ``target`` with a copy of ``source`` that has the same time, unless it is such a copy already.
 
-    The mode of the copy follows the umask. Btrfs and XFS share the blocks of both files until one is written to.
+    The mode of the copy follows the umask.
     """
-    status = source.stat()
+    status = os.stat(source)
     with suppress(FileNotFoundError):
-        old = target.stat()
-        is_link = (old.st_dev, old.st_ino) == (status.st_dev, status.st_ino)
-        if not is_link and (old.st_size, old.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
+        old = os.stat(target)
+        if (old.st_size, old.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
             return
-    with atomic_replacement(target) as partial:
-        with source.open("rb") as original, partial.open("wb") as copy:
-            try:
-                fcntl.ioctl(copy, _CLONE, original.fileno())
-            except OSError:
-                shutil.copyfileobj(original, copy, 2**24)
+    with atomic_replacement(Path(target)) as partial:
+        shutil.copyfile(source, partial)
         os.utime(partial, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 

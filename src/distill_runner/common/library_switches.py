@@ -12,8 +12,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 REQUEST_SECONDS = 10.0
@@ -176,23 +174,6 @@ def quiet_transformers() -> None:
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # the conversion may open a pull request on the hub
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-
-
-@cache
-def scan_transformers_once() -> None:
-    """Import ``transformers``, and keep it from reading the source of all its models a second time.
-
-    It looks for names of classes there when it is imported, and again for ``transformers.models``: its cache holds 128
-    folders, and there are 500. The first result is still in the cache, under the path of the folder. A version without
-    this function is left as it is.
-    """
-    import transformers
-    from transformers.utils import import_utils
-
-    lazy, folder = import_utils.__dict__, Path(transformers.__file__).parent / "models"
-    if scan := lazy.get("create_import_structure_from_path"):
-        file = str(folder / "__init__.py")
-        lazy["create_import_structure_from_path"] = lambda path: scan(folder if path == file else path)
 
 
 def configure_hub_client() -> None:

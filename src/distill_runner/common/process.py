@@ -42,11 +42,6 @@ def environment_variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = previous
 
 
-def audit_events(hook: Callable[[str, tuple[Any, ...]], None]) -> None:
-    """Call ``hook`` with name and arguments of each audit event, such as ``open``, until the process ends."""
-    sys.addaudithook(hook)
-
-
 def enter_job(folder: str, environment: Mapping[str, str]) -> None:
     """Give a Ray worker the working folder and the environment variables of the sweep that it works for."""
     os.chdir(folder)
@@ -61,23 +56,6 @@ def import_from_working_folder() -> None:
 
 
 # Garbage collection
-
-
-@contextmanager
-def fast_imports() -> Iterator[None]:
-    """Turn garbage collection off during imports, and exclude imported objects from all later collections.
-
-    Imported objects are never garbage, and searching them costs time during the imports, later and at exit. torch and
-    transformers load in three quarters of the usual time.
-    """
-    num_modules = len(sys.modules)
-    gc.disable()
-    try:
-        yield
-    finally:
-        if len(sys.modules) > num_modules:  # else nothing was imported, and existing objects may be garbage
-            gc.freeze()
-        gc.enable()
 
 
 @contextmanager

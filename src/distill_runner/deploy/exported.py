@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.files import file_sha256
 from distill_runner.deploy.measure import EXACT, TOLERANCE, PaddedSplit
 from distill_runner.deploy.onnx import (
     FOLDER,
@@ -24,7 +25,6 @@ from distill_runner.deploy.onnx import (
     quantize,
     quantize_static,
 )
-from distill_runner.pipeline.code_version import source_hash
 from distill_runner.report.compare import Predictions
 
 if TYPE_CHECKING:
@@ -141,4 +141,4 @@ class Exporter:
 @cache
 def _code() -> list[str]:
     """Return the hashes of ``MODULES``."""
-    return [source_hash(Path(__file__).with_name(name).read_text(encoding="utf-8")) for name in MODULES]
+    return [file_sha256(Path(__file__).with_name(name)) for name in MODULES]

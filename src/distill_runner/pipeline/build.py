@@ -17,7 +17,6 @@ from distill_runner.common.library_switches import quiet_transformers
 from distill_runner.common.seeds import preserved_random_state, stage_seed
 from distill_runner.datasets.splits import Split
 from distill_runner.models.build import require_cuttable
-from distill_runner.pipeline.code_version import loaded_hashes
 from distill_runner.pipeline.inputs import Inputs, initial_model, saved_model, weights_report
 from distill_runner.pipeline.planning import METRICS, missing_caches
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
@@ -233,7 +232,6 @@ class Pipeline:
             "num_params": training.num_params,
             "shape": asdict(stage.shape) | {"vocab_size": config.get("vocab_size", stage.shape.vocab_size)},
             "conditions": training_conditions(self.runtime),
-            "code": loaded_hashes(),
             "weights": weights.to_json() if (weights := weights_report(stage)) else None,
         }
         write_json(folder / METRICS, metrics)

@@ -1,20 +1,16 @@
 """Plan of a build: the artifacts that building a stage would read or create, known before anything is trained."""
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from distill_runner.common.errors import quantity
 from distill_runner.models.features import FeatureRequest
-from distill_runner.pipeline.code_version import changed_modules
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
 from distill_runner.pipeline.targets import Mode, live_reason, usable_cache
 
 METRICS = "metrics.json"
-"""The last file of a trained stage: its scores and sizes, and the hashes of the code that computed it."""
+"""The last file of a trained stage: its scores and sizes."""
 
 
 @dataclass(frozen=True)
@@ -45,28 +41,7 @@ def plan(stage: Stage, store: Store, targets: Mode = "auto") -> list[PlannedArti
         lines = [line for upstream in stage.upstream for line in plan(upstream, store, targets)]
         if stage.teacher:
             lines += _plan_targets(stage, stage.teacher, store, targets)
-    reason = "" if hit else other_code(stage, store)
-    return list(dict.fromkeys([*lines, PlannedArtifact(stage.name, stage.key, hit, stage_summary(stage) + reason)]))
-
-
-def other_code(stage: Stage, store: Store) -> str:
-    """Return which modules differ from those that built the same stage before; empty if nothing else differs."""
-    spec_without_code = _without_code(stage.spec)
-    for spec in store.specs(stage.spec["kind"]):
-        if spec.get("code") != stage.spec["code"] and _without_code(spec) == spec_without_code:
-            with suppress(OSError, ValueError, LookupError):  # not complete, or built by an earlier version
-                modules = changed_modules(json.loads((store.path(spec) / METRICS).read_text(encoding="utf-8"))["code"])
-                rest = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
-                return f"; other code: {', '.join(modules[:3])}{rest} differ{'s' if len(modules) == 1 else ''}"
-    return ""
-
-
-def _without_code(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stage's spec without its code, and without the keys of other stages, which depend on code too."""
-    model = {key: value for key, value in spec.get("model", {}).items() if key != "upstream"}
-    own = {key: value for key, value in spec.items() if key not in ("code", "teacher", "members")}
-    plain: dict[str, Any] = json.loads(json.dumps(own | {"model": model}))
-    return plain
+    return list(dict.fromkeys([*lines, PlannedArtifact(stage.name, stage.key, hit, stage_summary(stage))]))
 
 
 def stage_summary(stage: Stage) -> str:
@@ -110,10 +85,13 @@ def stages_to_build(stage: Stage, store: Store) -> list[Stage]:
     return [*(upstream_stages | {stage.key: stage}).values()]
 
 
-def artifact_keys(stage: Stage) -> list[str]:
-    """Return the keys of the stages that ``stage`` needs, of itself, and of their checkpoints, built or not."""
+def needed_specs(stage: Stage) -> list[Spec]:
+    """Return the specs of ``stage`` and of the stages that it needs, and of the checkpoints that these read."""
     stages = [stage, *stage.all_upstream]
-    return [key for part in stages for key in (part.key, key_of(part.checkpoints_spec))]
+    return [
+        *(part.spec for part in stages),
+        *(part.teacher.checkpoints_spec for part in stages if part.route and part.teacher),
+    ]
 
 
 def missing_caches(stage: Stage, store: Store, targets: Mode = "auto") -> Iterator[tuple[Stage, list[Spec]]]:

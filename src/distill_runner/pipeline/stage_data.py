@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Final, Literal, Protocol
 
 from distill_runner.models.sources import ModelSource
-from distill_runner.pipeline.code_version import DATA_CODE, code_version
+from distill_runner.pipeline.code_version import code_version
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import SCHEMA, Spec
 from distill_runner.tasks.scores import TRANSFER
@@ -81,7 +81,7 @@ class StageData:
         return {
             "kind": "tokens",
             "schema": SCHEMA,
-            "code": code_version(DATA_CODE),
+            "code": code_version(),
             "data": data,
             "split": split,
             "tokenizer": self.tokenizer_spec,

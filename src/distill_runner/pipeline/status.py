@@ -10,15 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import BaseFileLock
-
 from distill_runner.common.files import atomic_replacement
-from distill_runner.common.locks import is_locked, is_lost, locked
+from distill_runner.common.locks import is_locked, locked
 
 STATUS, RESULT = "status.json", "result.json"
 _LOCK = ".lock"
-_OWN_LOCKS: dict[Path, BaseFileLock] = {}
-"""Locks of the runs that this process works on, by their folders."""
 
 
 @contextmanager
@@ -28,32 +24,18 @@ def locked_run(folder: Path) -> Iterator[dict[str, Any] | None]:
     If another process holds the lock, wait for that process first.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / _LOCK, f"waiting for another process, which is working in {folder}") as own:
-        _OWN_LOCKS[folder] = own
-        try:
-            yield read_run(folder)
-        finally:
-            del _OWN_LOCKS[folder]
-
-
-def is_taken_over(folder: Path) -> bool:
-    """Return whether another process works on a run that this process works on, since this one was suspended.
-
-    This process then trains to its end, but records no metrics and no status. Only a lease can be lost so.
-    """
-    return folder in _OWN_LOCKS and is_lost(_OWN_LOCKS[folder])
+    with locked(folder / _LOCK, f"waiting for another process, which is working in {folder}"):
+        yield read_run(folder)
 
 
 def write_status(folder: Path, status: str, names: Mapping[str, Any], error: str | None = None) -> None:
-    """Replace ``status.json``, unless another process has taken the run over.
+    """Replace ``status.json``.
 
     Args:
         status: ``queued``, ``running``, ``done``, ``failed`` (with its ``error``), ``interrupted`` or ``paused``.
         names: what the run is called: its key, task, method and so on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if is_taken_over(folder):
-        return
     write_json(folder / STATUS, {**names, "status": status, "error": error, "folder": str(folder)})
 
 

@@ -1,6 +1,6 @@
 """Runs each point of a sweep in a separate process, so that the crash of one point does not affect the others.
 
-The processes are forked from a server that has imported ``warm``; a point starts in a tenth of a second.
+The processes are forked from a server that has imported what points need; a point starts in a tenth of a second.
 """
 
 import logging

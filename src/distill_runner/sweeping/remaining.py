@@ -85,7 +85,7 @@ def _missing_upstream(point: GridPoint, stage: Stage, lookups: dict[tuple[Path, 
 
 def is_built(point: GridPoint, stage: Stage) -> bool:
     assert point.run is not None
-    return Store(point.run.store.dir).has_key(stage.spec["kind"], stage.key)
+    return Store(point.run.store.dir).has(stage.spec)
 
 
 def ready_of(missing: Sequence[Missing]) -> list[Missing]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from hydra.core.utils import JobReturn
 
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError
 from distill_runner.pipeline import status
-from distill_runner.pipeline.planning import artifact_keys, missing_caches
+from distill_runner.pipeline.planning import missing_caches, needed_specs
+from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store, key_of
 from distill_runner.report.collect import without_specs
 from distill_runner.report.figures import write_pictures
@@ -57,17 +58,18 @@ def run_grid(grid: Grid, launch: Launch, workers: int | None, retry_failed: bool
 
 @contextmanager
 def _protected(points: Sequence[GridPoint]) -> Iterator[None]:
-    """Protect the stages that points need from deletion, also between two points."""
-    keys: dict[Path, dict[str, None]] = {}
+    """Protect what points start from, such as their teachers, from deletion, also between two points."""
+    stores: dict[Path, dict[str, Stage]] = {}
     for point in points:
         if point.run is not None and point.stage is not None:
-            keys.setdefault(point.run.store.dir, {}).update(dict.fromkeys(artifact_keys(point.stage)))
+            stages = {stage.key: stage for stage in point.stage.all_upstream}
+            stores.setdefault(point.run.store.dir, {}).update(stages)
     with ExitStack() as stack:
-        for folder, keys_of_store in keys.items():
+        for folder, stages in stores.items():
             store = Store(folder)
-            user = f"a sweep of {quantity(len(points), 'point')} in {points[0].folder.parent}"
-            stack.enter_context(store.protected(user))
-            store.hold(keys_of_store)
+            stack.enter_context(store.protected())
+            for stage in stages.values():
+                store.protect(*needed_specs(stage))
         yield
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from filelock import BaseFileLock
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from distill_runner.common.errors import TrainingError, UserError
 from distill_runner.common.library_switches import allow_tf32, linear_by
-from distill_runner.common.locks import MachineLock
+from distill_runner.common.locks import try_machine_lock
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.models.extract import compile_layers
 from distill_runner.training.config import Precision
@@ -34,7 +35,7 @@ DeviceOfType = Callable[[str], torch.device]
 SECONDS_BETWEEN_TRIES = 2.0
 _ALIGNMENT = 16
 """Alignment in bytes of each tensor in a block: valid for every dtype, and fast in kernels."""
-_CLAIMS: list[MachineLock] = []
+_CLAIMS: list[BaseFileLock] = []
 """Locks of this process on GPUs. The kernel frees them when the process ends, however it ends."""
 _END = object()
 
@@ -279,8 +280,7 @@ def claim_gpu(gpus: Sequence[str], workers_per_gpu: int, folder: Path) -> int:
     while True:
         for place in range(workers_per_gpu):
             for index, gpu in enumerate(gpus):
-                lock = MachineLock(folder / f"distill-run-{gpu}-{place}.lock")
-                if lock.try_acquire():
+                if (lock := try_machine_lock(folder / f"distill-run-{gpu}-{place}.lock")) is not None:
                     _CLAIMS.append(lock)
                     return index
         log.info("waiting for a GPU: all are in use (runtime.device=cuda:0 does not wait)")
@@ -289,8 +289,8 @@ def claim_gpu(gpus: Sequence[str], workers_per_gpu: int, folder: Path) -> int:
 
 def claim_gpus(gpus: Sequence[str], count: int, folder: Path) -> list[int]:
     """Claim the first place on each of ``count`` GPUs, for processes that train together; return the GPUs' indices."""
-    turn = MachineLock(folder / "distill-run-several.lock")  # else two callers could wait for each other's GPUs
-    while not turn.try_acquire():
+    # Else two callers could wait for each other's GPUs.
+    while (turn := try_machine_lock(folder / "distill-run-several.lock")) is None:
         time.sleep(SECONDS_BETWEEN_TRIES)
     try:
         return [claim_gpu(gpus, 1, folder) for _ in range(count)]

@@ -11,8 +11,6 @@ from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.library_switches import scan_transformers_once
-from distill_runner.common.process import fast_imports
 from distill_runner.compose.hydra_private import BasicSweeper
 
 
@@ -38,14 +36,12 @@ class GridSweeper(BasicSweeper):
         super().__init__(max_batch_size=None, params=params)
 
     def sweep(self, arguments: list[str]) -> None:
-        with fast_imports():
-            scan_transformers_once()
-            from distill_runner.common import hub
-            from distill_runner.common.schema import validate_config
-            from distill_runner.sweeping.plan import show_plan
-            from distill_runner.sweeping.points import SweepConfig, expand
-            from distill_runner.sweeping.slurm_queue import submit_grid, submitter
-            from distill_runner.sweeping.sweep import finish, require_points, run_grid, sweep_folder
+        from distill_runner.common import hub
+        from distill_runner.common.schema import validate_config
+        from distill_runner.sweeping.plan import show_plan
+        from distill_runner.sweeping.points import SweepConfig, expand
+        from distill_runner.sweeping.slurm_queue import submit_grid, submitter
+        from distill_runner.sweeping.sweep import finish, require_points, run_grid, sweep_folder
 
         assert self.config is not None
         assert self.hydra_context is not None
