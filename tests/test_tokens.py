@@ -29,7 +29,7 @@ from distill_runner.report.collect import read_results
 from distill_runner.report.compare import compare
 from distill_runner.report.rows import tabulate
 from distill_runner.tasks import make_task
-from distill_runner.tracking import Tracker
+from distill_runner.tracking import Outcome, Tracker
 from helpers.command import distill_run
 from helpers.made_tokens import NAMES, save_rows
 
@@ -228,25 +228,19 @@ def test_trackers_get_the_scores_of_each_type(runs: dict[str, Path]) -> None:
     """A table with a row for each split and type, and the picture of the errors: both are in the dashboard."""
 
     class Recorder(Tracker):
-        def __init__(self) -> None:
-            self.tables: dict[str, list[Any]] = {}
-            self.pictures: list[str] = []
+        def record(self, outcome: Outcome) -> None:
+            outcomes.append(outcome)
 
-        def table(self, name: str, rows: Any) -> None:
-            self.tables[name] = list(rows)
-
-        def picture(self, name: str, file: Path) -> None:
-            self.pictures.append(name)
-
-    tracker, result = Recorder(), result_of(runs["rkd"])
-    send_result(tracker, runs["rkd"], result)
-    rows = {(row["split"], row["label"]): row for row in tracker.tables["by_class"]}
+    outcomes, result = list[Outcome](), result_of(runs["rkd"])
+    send_result(Recorder(), runs["rkd"], result)
+    (outcome,) = outcomes
+    rows = {(row["split"], row["label"]): row for row in outcome.tables["by_class"]}
     assert rows.keys() == {(split, label) for split in ("validation", "test") for label in ("place", "thing")}
     for (split, label), row in rows.items():
         expected = result["by_class"][split][label]
         assert {"precision", "recall", "f1", "support"} <= expected.keys()
         assert row == {"split": split, "label": label, **expected}
-    assert "errors" in tracker.pictures
+    assert "errors" in outcome.pictures
 
 
 def test_paired_tests_resample_sentences(runs: dict[str, Path]) -> None:

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from distill_runner.commands.parser import run_subcommand
-from distill_runner.commands.track import record_sent, run_settings, send, was_sent
+from distill_runner.commands.track import run_settings, send, was_sent
 from distill_runner.common.errors import UserError
-from distill_runner.tracking import OPTIONAL, Tracker, TrackerConfig, Values, observe, open_tracker
+from distill_runner.tracking import OPTIONAL, Outcome, Tracker, TrackerConfig, Values, open_tracker, services
 from distill_runner.tracking import tracker as tracker_module
 from distill_runner.tracking.tracker import headline
 from helpers.fake_results import result
@@ -42,8 +42,8 @@ class Recorder(Tracker):
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         self.calls.append((dict(values), step, epoch))
 
-    def summary(self, values: Values) -> None:
-        self.calls.append(headline(values))
+    def record(self, outcome: Outcome) -> None:
+        self.calls.append(headline(outcome.summary))
 
 
 @pytest.fixture
@@ -86,11 +86,6 @@ def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
             run_subcommand("track", [str(folder)])
 
 
-def test_no_tracker_is_recorded_as_none(finished: Path) -> None:
-    record_sent(TrackerConfig(), finished)
-    assert not (finished / "tracked.json").exists()
-
-
 def test_a_run_shows_no_corpus_that_it_does_not_read() -> None:
     assert run_settings(SETTINGS, RESULT).keys() == {"tracker", "optim", "stages", "cell"}
     with_corpus = {**SETTINGS, "stages": {"pretrain": {"corpus": {"name": "books_wiki"}}}}
@@ -110,7 +105,7 @@ def test_an_installed_package_may_register_a_tracker(
         return f"{__name__}.Recorder" if (group, name) == ("distill_runner.trackers", "mine") else None
 
     monkeypatch.setattr(tracker_module, "entry_point", of_package)
-    monkeypatch.setattr(observe, "entry_point", of_package)
+    monkeypatch.setattr(services, "entry_point", of_package)
     with open_tracker(TrackerConfig(name="mine"), tmp_path, "run", {}, "distill") as tracker:
         tracker.log({"loss": 1.0}, step=1)
     assert recorder == [("mine", "distill-run", (), "run", {}), ({"loss": 1.0}, 1, None)]

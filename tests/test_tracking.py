@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from distill_runner import tracking
 from distill_runner.common.errors import TrainingPaused, UserError
-from distill_runner.tracking import MetricsFile, TrackerConfig, flatten, open_tracker, track_sweep
+from distill_runner.tracking import Outcome, TrackerConfig, flatten, open_tracker, track_sweep
 
 CONF = Path(__file__).parents[1] / "conf" / "tracker"
 KEY = "0123456789" * 4
@@ -40,17 +40,8 @@ class Recorder:
     def log(self, values: tracking.Values, *, step: int, epoch: float | None = None) -> None:
         self._call("log", dict(values), step, epoch)
 
-    def summary(self, values: tracking.Values) -> None:
-        self._call("summary", dict(values))
-
-    def table(self, name: str, rows: Any) -> None:
-        self._call("table", name, rows)
-
-    def text(self, name: str, text: str) -> None:
-        self._call("text", name, text)
-
-    def picture(self, name: str, file: Path) -> None:
-        self._call("picture", name, file)
+    def record(self, outcome: Outcome) -> None:
+        self._call("record", outcome)
 
     def finish(self, exit_code: int) -> None:
         self._call("finish", exit_code)
@@ -73,7 +64,7 @@ def test_metrics_are_written_without_any_tracker(tmp_path: Path) -> None:
         tracker.log({"loss/ce": 0.25, "phase": "warm-up"}, step=1, epoch=0.5)
         assert len(lines(tmp_path)) == 1, "a line reaches the file at once"
         tracker.log({"loss/ce": np.float32(0.5), "count": np.int64(3)}, step=2)
-        tracker.summary({"score": 1.0})
+        tracker.record(Outcome({"score": 1.0}))
     assert lines(tmp_path) == [
         {"step": 1, "epoch": 0.5, "loss/ce": 0.25, "phase": "warm-up"},
         {"step": 2, "loss/ce": 0.5, "count": 3},
@@ -88,20 +79,12 @@ def test_numbers_that_json_has_not_become_null(tmp_path: Path) -> None:
     assert json.loads(text, parse_constant=pytest.fail) == {"step": 1, "nan": None, "inf": None, "one": 1.0}
 
 
-@pytest.mark.parametrize("left_behind", [b'{"step": 1}\n', b'{"step": 1}\n{"step": 2, "lo'])
+@pytest.mark.parametrize("left_behind", [b'{"step": 1}\n', b'{"step": 1}\n{"step": 2, "lo', b'{"st'])
 def test_a_run_taken_up_again_appends_and_drops_a_torn_line(tmp_path: Path, left_behind: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(left_behind)
     with open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill") as tracker:
         tracker.log({}, step=2)
-    assert lines(tmp_path) == [{"step": 1}, {"step": 2}]
-
-
-def test_a_file_that_holds_only_a_torn_line_starts_anew(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"st')
-    file = MetricsFile(tmp_path)
-    file.log({}, step=1)
-    file.finish(0)
-    assert lines(tmp_path) == [{"step": 1}]
+    assert lines(tmp_path) == [{"step": 1}, {"step": 2}][left_behind.count(b"\n") == 0 :]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
@@ -129,23 +112,25 @@ def test_a_full_disk_stops_neither_the_training_nor_leaves_half_a_line(tmp_path:
 def test_every_tracker_gets_plain_numbers(tmp_path: Path, recorder: Recorder) -> None:
     with open_tracker(TrackerConfig(name="wandb"), tmp_path, "run", {}, "distill") as tracker:
         tracker.log({"loss": np.float64(0.5)}, step=3, epoch=1.0)
-        tracker.summary({"score": 0.5})
-        tracker.table("results", [{"a": 1}])
+        tracker.record(Outcome({"score": 0.5}, {"results": [{"a": 1}]}))
     assert recorder.calls == [
         ("log", {"loss": 0.5}, 3, 1.0),
-        ("summary", {"score": 0.5}),
-        ("table", "results", [{"a": 1}]),
+        ("record", Outcome({"score": 0.5}, {"results": [{"a": 1}]})),
         ("finish", 0),
     ]
     assert type(recorder.calls[0][1]["loss"]) is float
 
 
-@pytest.mark.parametrize("fault", [RuntimeError("step 7"), KeyboardInterrupt(), SystemExit(3)])
-def test_an_exception_finishes_with_1_and_passes(tmp_path: Path, recorder: Recorder, fault: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("fault", "code"), [(RuntimeError("step 7"), 1), (KeyboardInterrupt(), 1), (TrainingPaused([]), 0)]
+)
+def test_an_exception_but_a_pause_finishes_with_1_and_passes(
+    tmp_path: Path, recorder: Recorder, fault: BaseException, code: int
+) -> None:
     config = TrackerConfig(name="wandb")
     with pytest.raises(type(fault)), open_tracker(config, tmp_path, "run", {}, "distill"):
         raise fault
-    assert recorder.calls == [("finish", 1)]
+    assert recorder.calls == [("finish", code)]
 
 
 def test_a_fault_is_logged_once_and_the_file_goes_on(
@@ -155,7 +140,7 @@ def test_a_fault_is_logged_once_and_the_file_goes_on(
     with open_tracker(TrackerConfig(name="wandb"), tmp_path, "run", {}, "distill") as tracker:
         for step in range(3):
             tracker.log({}, step=step)
-        tracker.summary({})
+        tracker.record(Outcome())
     assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2]
     assert len(recorder.calls) == 5, "it is tried again each time"
     assert [record.message for record in caplog.records] == ["Recorder failed, the run continues: no space left"]
@@ -185,7 +170,7 @@ SWEEP: list[dict[str, Any]] = [
 
 
 def test_a_sweep_is_a_run_in_the_group_of_its_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, opened = Recorder(), []
+    recorder, opened = Recorder(), list[Any]()
 
     def opening(*arguments: Any) -> Recorder:
         opened.append(arguments)
@@ -198,27 +183,15 @@ def test_a_sweep_is_a_run_in_the_group_of_its_points(tmp_path: Path, monkeypatch
     assert (config.group, config.title, job_type) == ("alp_kd/table 1", "alp_kd/table 1", "sweep")
     assert config.tags == ("mine", "rte", "mrpc", "rkd", "nkd", "minilm_l6")
     assert (folder, run_id, settings) == (tmp_path, "sweep-alp_kd-table-1", {"sweep": "alp_kd/table 1"})
-    summary, (_, name, rows), *rest = recorder.calls
-    assert summary == ("summary", {"count": 3, "count/done": 2, "count/failed": 1})
-    assert (name, rows[0]["weights/kd"], rows[1].get("weights/kd")) == ("points", 0.2, None)
-    assert rest == [
-        ("text", "table", "the table"),
-        ("picture", "pictures/scores", tmp_path / "scores.png"),
-        ("finish", 0),
-    ]
+    (_, outcome), finish = recorder.calls
+    rows = outcome.tables["points"]
+    assert outcome.summary == {"count": 3, "count/done": 2, "count/failed": 1}
+    assert (rows[0]["weights/kd"], rows[1].get("weights/kd")) == (0.2, None)
+    assert (outcome.texts, outcome.pictures) == ({"table": "the table"}, {"pictures/scores": tmp_path / "scores.png"})
+    assert finish == ("finish", 0)
     assert list(tmp_path.iterdir()) == [], "a sweep has no metrics.jsonl"
-
-
-def test_the_group_that_a_user_sets_holds_the_sweep_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[TrackerConfig] = []
-
-    def opening(config: TrackerConfig, *_: Any) -> Recorder:
-        opened.append(config)
-        return Recorder()
-
-    monkeypatch.setitem(tracking.OPTIONAL, "wandb", opening)
     track_sweep(TrackerConfig(name="wandb", group="mine"), tmp_path, "table1-0a1b", SWEEP, "", [])
-    assert [(config.group, config.title) for config in opened] == [("mine", "table1-0a1b")]
+    assert (opened[1][0].group, opened[1][0].title) == ("mine", "table1-0a1b")
 
 
 def test_no_tracker_no_run_of_the_sweep(tmp_path: Path, recorder: Recorder) -> None:
@@ -231,7 +204,7 @@ def test_a_fault_of_the_tracker_ends_no_sweep(
 ) -> None:
     recorder.fault = OSError("no space left")
     track_sweep(TrackerConfig(name="wandb"), tmp_path, "demo", SWEEP, "", [])
-    assert [call[0] for call in recorder.calls] == ["summary", "table", "text", "finish"]
+    assert [call[0] for call in recorder.calls] == ["record", "finish"]
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "wandb", None)
     track_sweep(TrackerConfig(name="wandb"), tmp_path, "demo", SWEEP, "", [])
@@ -259,6 +232,9 @@ def test_shipped_configurations_are_valid(path: Path) -> None:
     assert config.mode is None, "or it would overrule WANDB_MODE"
 
 
+RESULTS = {"results": [{"method": "alp", "score": 0.75}, {"method": "nkd"}]}
+
+
 def picture(folder: Path) -> Path:
     """Of 3 by 2 red pixels."""
     image = pytest.importorskip("PIL.Image").new("RGB", (3, 2), "red")
@@ -273,11 +249,9 @@ def test_tensorboard_is_read_back(tmp_path: Path) -> None:
     with open_tracker(config, tmp_path, "run", {"task": "rte"}, "distill") as tracker:
         tracker.log({"loss": 0.5, "phase": "warm-up"}, step=1)
         tracker.log({"loss": 0.25}, step=2, epoch=1.0)
-        tracker.summary({"score": 0.75, "test/score": 0.5, "method": "alp", "settings/optim/lr": 2e-5})
-        tracker.table("results", [{"method": "alp", "score": 0.75}, {"method": "nkd"}])
-        tracker.model(tmp_path)
-        tracker.text("table", "alp  75.00")
-        tracker.picture("pictures/scores", picture(tmp_path))
+        summary = {"score": 0.75, "test/score": 0.5, "method": "alp", "settings/optim/lr": 2e-5}
+        pictures = {"pictures/scores": picture(tmp_path)}
+        tracker.record(Outcome(summary, RESULTS, {"table": "alp  75.00"}, pictures, tmp_path))
     events = accumulators.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
     assert [(event.step, event.value) for event in events.Scalars("epoch")] == [(2, 1.0)]
@@ -317,9 +291,7 @@ def test_wandb_offline_is_read_back(
         tracker.log({"loss": 0.5, "alpha/entropy": 2.0}, step=1, epoch=0.5)
         tracker.log({"loss": 0.25}, step=2, epoch=1.0)
         tracker.log({"loss": 0.125}, step=2, epoch=1.0)  # a step that comes again is not dropped
-        tracker.summary({"score": 0.75})
-        tracker.table("results", [{"method": "alp", "score": 0.75}, {"method": "nkd"}])
-        tracker.model(wandb_home)  # not unless asked for
+        tracker.record(Outcome({"score": 0.75}, RESULTS, model=wandb_home))  # no model unless asked for
     config = TrackerConfig(name="wandb")
     with (
         contextlib.suppress(RuntimeError),
@@ -356,7 +328,7 @@ def test_wandb_keeps_console_and_model_where_asked(wandb_home: Path, monkeypatch
     config = TrackerConfig(name="wandb", console=True, model=True)
     with open_tracker(config, wandb_home, "key3", {}, "distill") as tracker:
         print("what the run says")
-        tracker.model(student)
+        tracker.record(Outcome(model=student))
     (file,) = (wandb_home / "wandb").glob("offline-run-*-key3/run-key3.wandb")
     deadline = time.monotonic() + 30
     while b"model-key3" not in file.read_bytes() and time.monotonic() < deadline:
@@ -402,20 +374,7 @@ def test_wandb_without_a_network_goes_offline(
             server.listen()
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", KEY)
-        monkeypatch.setattr("distill_runner.tracking.wandb.WANDB_INIT_SECONDS", 2.0)
+        monkeypatch.setattr("distill_runner.tracking.services.WANDB_INIT_SECONDS", 2.0)
         seconds, said = fallback(wandb_home, caplog)
     assert seconds < 20 - 6, "six seconds less than with the real time limit"
     assert "tracking offline" in said
-
-
-@pytest.mark.parametrize(("ending", "exit_code"), [(TrainingPaused([]), 0), (KeyboardInterrupt(), 1), (None, 0)])
-def test_a_pause_is_no_failure(
-    ending: BaseException | None, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr(MetricsFile, "finish", lambda _self, code: codes.append(code))
-    expected = contextlib.suppress(TrainingPaused, KeyboardInterrupt)
-    with expected, open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill"):
-        if ending:
-            raise ending
-    assert codes == [exit_code]

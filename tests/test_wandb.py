@@ -15,7 +15,7 @@ import pytest
 
 from distill_runner.commands.dashboard import as_json, dashboard, save
 from distill_runner.common.errors import UserError
-from distill_runner.tracking import TrackerConfig, open_tracker, track_sweep
+from distill_runner.tracking import Outcome, TrackerConfig, open_tracker, track_sweep
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +113,7 @@ def test_wandb_sync_uploads_a_point_and_its_sweep(
     with open_tracker(config, wandb_home, "0a1b", {"optim": {"lr": 2e-5}}, "distill") as tracker:
         tracker.log({"loss/kd": 0.5}, step=1, epoch=0.5)
         tracker.log({"validation/accuracy": 0.75}, step=2, epoch=1.0)
-        tracker.summary({"score": 0.75})
+        tracker.record(Outcome({"score": 0.75}))
     image = pytest.importorskip("PIL.Image").new("RGB", (3, 2))
     image.save(file := wandb_home / "scores.png")
     results = [{"status": "done", "task": "rte", "method": "rkd", "score": 0.75}]

@@ -14,7 +14,7 @@ import yaml
 
 from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, label, pictures_of, read_result, without_specs
-from distill_runner.tracking import Tracker, TrackerConfig, flatten, open_tracker
+from distill_runner.tracking import Outcome, Tracker, TrackerConfig, flatten, open_tracker
 
 log = logging.getLogger(__name__)
 
@@ -63,24 +63,19 @@ def send(config: TrackerConfig, folder: Path, result: Result, settings: Mapping[
 
 
 def send_result(tracker: Tracker, folder: Path, result: Result) -> None:
-    """Send what is known when a run has finished: summary, table, pictures and model."""
+    """Send what is known when a run has finished: summary, tables, pictures and model.
+
+    The table ``by_class`` has a row for each split and label, of tasks whose labels have scores of their own.
+    """
     entries = flatten(without_specs(result))
-    tracker.summary(entries)
-    tracker.table("results", [entries])
-    if rows := scores_by_class(result):
-        tracker.table(BY_CLASS, rows)
-    for file in pictures_of(folder):
-        tracker.picture(file.stem, file)
-    tracker.model(folder / "model")
-
-
-def scores_by_class(result: Result) -> list[dict[str, Any]]:
-    """Return a row for each split and label of a run; empty for tasks whose labels have no scores of their own."""
-    return [
+    rows = [
         {"split": split, "label": name, **scores}
         for split, labels in (result.get(BY_CLASS) or {}).items()
         for name, scores in labels.items()
     ]
+    tables = {"results": [entries]} | ({BY_CLASS: rows} if rows else {})
+    pictures = {file.stem: file for file in pictures_of(folder)}
+    tracker.record(Outcome(entries, tables, pictures=pictures, model=folder / "model"))
 
 
 def tracker_config(config: TrackerConfig, names: Mapping[str, Any]) -> TrackerConfig:

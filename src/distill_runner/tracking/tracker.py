@@ -1,8 +1,9 @@
-"""The interface of a tracker, its configuration, functions that the trackers share, and the file of every run."""
+"""The interface of a tracker, its configuration, what all trackers share, and the file of every run."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -63,26 +64,36 @@ class TrackerConfig(Schema):
         return self.model_copy(update={"tags": tuple(dict.fromkeys([*self.tags, *new_tags]))})
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What is known at the end of a run or a sweep.
+
+    Attributes:
+        summary: values of the whole run, such as scores, sizes and seconds.
+        tables: rows by name; their columns are the union of the keys of all rows, and missing cells are empty.
+        texts: texts that are shown in a monospaced font, such as a table made for the terminal.
+        pictures: PNG files.
+        model: folder of the finished student, in the Hugging Face layout.
+    """
+
+    summary: Values = field(default_factory=dict)
+    tables: Mapping[str, Sequence[Values]] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, Path] = field(default_factory=dict)
+    model: Path | None = None
+
+
 class Tracker:
-    """Destination of the metrics, tables and files of one run; what a subclass leaves out is not recorded."""
+    """Destination of the metrics and the outcome of one run; what a subclass leaves out is not recorded.
+
+    It is opened by its constructor: ``Tracker(config, folder, run_id, settings, job_type)``, see ``open_tracker``.
+    """
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         """Add one point to every curve in ``values``; ``step`` counts optimizer steps and may restart or go back."""
 
-    def summary(self, values: Values) -> None:
-        """Record values of the whole run, such as scores, sizes and seconds."""
-
-    def table(self, name: str, rows: Sequence[Values]) -> None:
-        """Record a table; its columns are the union of the keys of ``rows``, and missing cells are empty."""
-
-    def text(self, name: str, text: str) -> None:
-        """Record a text to be shown in a monospaced font, such as a table made for the terminal."""
-
-    def picture(self, name: str, file: Path) -> None:
-        """Record the PNG image in ``file``."""
-
-    def model(self, folder: Path) -> None:
-        """Record the finished student, saved in ``folder`` in the Hugging Face layout."""
+    def record(self, outcome: Outcome) -> None:
+        """Record what is known at the end."""
 
     def finish(self, exit_code: int) -> None:
         """Write the remaining data and close the tracker. ``exit_code`` is 0, or 1 after an exception."""
@@ -92,8 +103,7 @@ class MetricsFile(Tracker):
     """Tracker that appends to ``metrics.jsonl``, one JSON object per line; non-finite numbers become null.
 
     The file is unbuffered, so every line is written at once. Incomplete lines are removed: after a failed write on a
-    full disk, and on opening the file after a process was killed. Summary, tables, texts, pictures and the model are
-    left out: they have files of their own in the folder.
+    full disk, and on opening the file after a process was killed. The outcome has files of its own in the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -152,9 +162,3 @@ def headline(values: Values) -> dict[str, Any]:
 def columns(rows: Sequence[Values]) -> list[Any]:
     """Return the union of the keys of ``rows``, in the order of their first occurrence."""
     return list(dict.fromkeys(key for row in rows for key in row))
-
-
-def missing_package(package: str, error: ImportError) -> UserError:
-    """Return the error for a missing ``package`` of a tracker, with the command that installs it."""
-    remedy = f"pip install 'distill-run[{package}]'"
-    return UserError("tracker", package, f"the package cannot be imported ({error})", remedy)

@@ -1,0 +1,411 @@
+"""The trackers W&B, TensorBoard, Trackio and MLflow; opening those of a run or a sweep, whose faults never end it."""
+
+import json
+import logging
+import math
+import os
+import re
+import shlex
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from distill_runner.common.errors import TrainingPaused, UserError, first_line
+from distill_runner.common.library_switches import disable_mlflow_telemetry, quiet_wandb_telemetry
+from distill_runner.common.plugins import entry_point, load_class
+from distill_runner.common.process import suppressed_output
+from distill_runner.common.sharing import shareable, without_paths
+from distill_runner.common.terminal import markdown_table
+from distill_runner.tracking.tracker import (
+    ENTRY_POINTS,
+    MetricsFile,
+    Outcome,
+    Tracker,
+    TrackerConfig,
+    Values,
+    columns,
+    flatten,
+    headline,
+    point,
+)
+
+log = logging.getLogger(__name__)
+
+WANDB_ANSWER_SECONDS = 4.0
+"""Time limit for a response of W&B's server before the run starts; without one the run is offline."""
+WANDB_INIT_SECONDS = 6.0
+"""Time limit to start the run on a server that has responded. W&B's own limit is 90 s, and then the job dies."""
+WANDB_FINISH_SECONDS = 8.0
+"""Time limit for the last upload. W&B waits forever if the network is lost; data not uploaded stays on disk."""
+WANDB_KEY_LENGTH = 40
+MLFLOW_KEY = "distill_run.key"
+"""MLflow's tag by which a run is found again."""
+MLFLOW_PARAMS, MLFLOW_TEXT = 100, 500
+"""Parameters that MLflow takes at once, and characters of one that every version stores."""
+HPARAMS = ("task", "method", "teacher", "seed")
+"""Values besides the settings that TensorBoard's page HPARAMS shows of a run."""
+
+
+def _imported(module: str, package: str) -> Any:
+    """Return a module of a tracker's package.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        problem, remedy = f"the package cannot be imported ({error})", f"pip install 'distill-run[{package}]'"
+        raise UserError("tracker", package, problem, remedy) from error
+
+
+class WandbTracker(Tracker):
+    """Tracker that writes one W&B run and resumes it by its id; it goes offline by itself without a key or network.
+
+    An agent of ``wandb sweep`` chooses the id itself. The run's own is then only in the configuration, as ``key``.
+    """
+
+    def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
+        self.wandb = wandb = _imported("wandb", "wandb")
+        self.sends_model = config.model
+        quiet_wandb_telemetry()
+        id_of_agent = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
+
+        def start(mode: Literal["online", "offline"] | None) -> Any:
+            wandb.setup(wandb.Settings(silent=True))  # silent also stops W&B from asking for a key on a terminal
+            return wandb.init(
+                id=id_of_agent or run_id,
+                resume=None if id_of_agent else "allow",
+                dir=str(folder),
+                config={**settings, "key": run_id} if id_of_agent else dict(settings),
+                name=config.title or folder.name,
+                job_type=job_type,
+                mode=mode,
+                project=config.project,
+                entity=config.entity,
+                group=config.group,
+                tags=config.tags,
+                settings=wandb.Settings(
+                    console="wrap" if config.console else "off",
+                    init_timeout=WANDB_INIT_SECONDS,
+                    finish_timeout=WANDB_FINISH_SECONDS,
+                    x_disable_meta=True,  # user, host, folders and arguments of this process
+                    disable_git=True,
+                    disable_code=True,
+                    host="-",
+                ),
+            )
+
+        try:
+            self.run = start("offline" if self._server_is_silent(config) else config.mode)
+        except Exception as error:
+            log.warning("W&B did not start, tracking offline: %s", first_line(error))
+            try:
+                wandb.teardown()  # W&B's service still holds the run id of the failed start
+                self.run = start("offline")
+            except Exception as offline_error:
+                raise UserError("tracker", config.name, first_line(offline_error)) from offline_error
+        # A separate step is the x axis: W&B drops points whose built-in step goes back, as in a resumed run.
+        self.run.define_metric("*", step_metric="step")
+        log.info("W&B: %s", self.run.url or f"wandb sync {Path(self.run.dir).parent}")
+
+    def _server_is_silent(self, config: TrackerConfig) -> bool:
+        """Return whether the run would contact W&B's server although the server does not respond."""
+        key, key_file = os.environ.get("WANDB_API_KEY", ""), Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+        has_key = len(key) >= WANDB_KEY_LENGTH or key_file.exists()
+        if "offline" in (config.mode, os.environ.get("WANDB_MODE")) or not has_key:
+            return False  # W&B does not wait for the server in these cases
+        server = str(self.wandb.setup(self.wandb.Settings(silent=True)).settings.base_url)
+        try:
+            urlopen(server, timeout=WANDB_ANSWER_SECONDS).close()
+        except HTTPError:
+            return False  # an error response also shows that the server responds
+        except (OSError, ValueError):
+            log.warning("W&B's server has not answered in %.0f s, tracking offline (%s)", WANDB_ANSWER_SECONDS, server)
+            return True
+        return False
+
+    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
+        self.run.log(point(values, step, epoch))
+
+    def record(self, outcome: Outcome) -> None:
+        wandb = self.wandb
+        self.run.summary.update(headline(outcome.summary))
+        for name, rows in outcome.tables.items():
+            names = columns(rows)
+            data = [[row.get(column) for column in names] for row in rows]
+            self.run.log({name: wandb.Table(columns=names, data=data, allow_mixed_types=True)})
+        for name, text in outcome.texts.items():
+            self.run.log({name: wandb.Html(f"<pre>{escape(text)}</pre>")})
+        for name, file in outcome.pictures.items():
+            self.run.log({name: wandb.Image(str(file), caption=file.stem)})
+        if outcome.model and self.sends_model:
+            artifact = wandb.Artifact(f"model-{self.run.id}", type="model")
+            artifact.add_dir(str(outcome.model))
+            self.run.log_artifact(artifact, aliases=["latest", "student"])
+
+    def finish(self, exit_code: int) -> None:
+        thread = threading.Thread(target=self.run.finish, kwargs={"exit_code": exit_code}, daemon=True)
+        thread.start()
+        thread.join(WANDB_FINISH_SECONDS + 2)
+        if thread.is_alive():
+            log.warning("W&B does not finish: wandb sync %s uploads the rest", Path(self.run.dir).parent)
+
+
+class TensorBoardTracker(Tracker):
+    """Tracker that writes event files to ``<folder>/tensorboard``.
+
+    The configuration, the summary and the tables are written as texts. The page HPARAMS has one row for each run: the
+    settings that distinguish runs, and the run's metrics. TensorBoard keeps no models.
+    """
+
+    def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
+        self.writer = _imported("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder / "tensorboard"))
+        code = json.dumps({"id": run_id, "job_type": job_type} | dict(settings), indent=1, default=str)
+        self.writer.add_text("config", f"```json\n{code}\n```")
+
+    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
+        for key, value in point(values, step, epoch).items():
+            if key != "step" and isinstance(value, int | float):
+                self.writer.add_scalar(key, value, global_step=step)
+
+    def record(self, outcome: Outcome) -> None:
+        import numpy as np
+        from PIL import Image
+
+        summary = outcome.summary
+        tables = {"summary": [{"name": key, "value": value} for key, value in summary.items()], **outcome.tables}
+        for name, rows in tables.items():
+            names = columns(rows)
+            cells = [[str(row.get(column, "")) for column in names] for row in rows]
+            self.writer.add_text(name, markdown_table(names, cells, text_columns=len(names)))
+        settings = {key: value for key, value in summary.items() if key in HPARAMS or key.startswith("settings/")}
+        hparams = {key: value if isinstance(value, int | float) else str(value) for key, value in settings.items()}
+        scores = {key: summary[key] for key in summary if re.match(r"(test/)?(score$|metrics/)", key)}
+        self.writer.add_hparams(hparams, scores, run_name=".")  # in the folder of the curves, not in a separate one
+        for name, text in outcome.texts.items():
+            self.writer.add_text(name, f"```\n{text}\n```")
+        for name, file in outcome.pictures.items():
+            with Image.open(file) as image:
+                self.writer.add_image(name, np.asarray(image.convert("RGB")), dataformats="HWC")
+
+    def finish(self, exit_code: int) -> None:
+        self.writer.close()
+
+
+class TrackioTracker(Tracker):
+    """Tracker that writes one run of a Trackio project, and resumes it by its name.
+
+    The name is ``tracker.title``, or that of the run's folder, with the beginning of its key: runs of one title stay
+    apart. ``TRACKIO_DIR`` and ``TRACKIO_SPACE_ID`` say where the project is, as in Trackio itself.
+    """
+
+    def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
+        self.trackio = _imported("trackio", "trackio")
+        names = {"key": run_id, "job_type": job_type, "tags": "; ".join(config.tags)}
+        with suppressed_output():  # the console belongs to the progress bar
+            self.run = self.trackio.init(
+                project=config.project,
+                name=f"{config.title or folder.name} {run_id[:8]}",
+                group=config.group,
+                config=flatten(settings) | names,
+                resume="allow",
+                embed=False,
+            )
+        log.info("Trackio: trackio show --project %s", shlex.quote(config.project))
+
+    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
+        self.run.log(({} if epoch is None else {"epoch": epoch}) | dict(values), step=step)
+
+    def record(self, outcome: Outcome) -> None:
+        import pandas as pd
+
+        numbers = {key: value for key, value in headline(outcome.summary).items() if isinstance(value, int | float)}
+        self.run.log({f"summary/{key}": value for key, value in numbers.items() if math.isfinite(value)})
+        for name, rows in outcome.tables.items():
+            frame = pd.DataFrame([{key: str(row.get(key, "")) for key in columns(rows)} for row in rows])
+            self.run.log({name: self.trackio.Table(dataframe=frame)})
+        for name, text in outcome.texts.items():
+            self.run.log({name: self.trackio.Markdown(f"```\n{text}\n```")})
+        for name, file in outcome.pictures.items():
+            self.run.log({name: self.trackio.Image(str(file), caption=file.stem)})
+
+    def finish(self, exit_code: int) -> None:
+        with suppressed_output():
+            self.run.finish()
+
+
+class MlflowTracker(Tracker):
+    """Tracker that writes one run of an MLflow experiment, named like the project, and resumes it by its key.
+
+    ``MLFLOW_TRACKING_URI`` says where, as in MLflow itself. The configuration becomes parameters, curves and the
+    summary become metrics, tables, texts and pictures become artifacts.
+    """
+
+    def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
+        disable_mlflow_telemetry()
+        mlflow = _imported("mlflow", "mlflow")
+        self.client, self.sends_model = mlflow.MlflowClient(), config.model
+        experiment = self.client.get_experiment_by_name(config.project)
+        number = experiment.experiment_id if experiment else self.client.create_experiment(config.project)
+        runs = self.client.search_runs([number], f"tags.`{MLFLOW_KEY}` = '{run_id}'", max_results=1)
+        if runs:
+            self.run = runs[0].info.run_id
+            self.client.update_run(self.run, status="RUNNING")
+            return
+        tags: dict[str, Any] = {MLFLOW_KEY: run_id, "job_type": job_type, "tags": "; ".join(config.tags)}
+        tags |= {"group": config.group} if config.group else {}
+        self.run = self.client.create_run(number, tags=tags, run_name=config.title or folder.name).info.run_id
+        texts = {self._name(key): str(value)[:MLFLOW_TEXT] for key, value in flatten(settings).items()}
+        params = [mlflow.entities.Param(*pair) for pair in texts.items()]
+        for start in range(0, len(params), MLFLOW_PARAMS):
+            self.client.log_batch(self.run, params=params[start : start + MLFLOW_PARAMS])
+
+    @staticmethod
+    def _name(key: str) -> str:
+        """Return a name with only the characters that MLflow allows."""
+        return re.sub(r"[^\w./ -]", "_", key)
+
+    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
+        for key, value in {"epoch": epoch, **values}.items():
+            if isinstance(value, int | float):
+                self.client.log_metric(self.run, self._name(key), value, step=step)
+
+    def record(self, outcome: Outcome) -> None:
+        for key, value in headline(outcome.summary).items():
+            record = self.client.log_metric if isinstance(value, int | float) else self.client.set_tag
+            record(self.run, self._name(key), value)
+        for name, rows in outcome.tables.items():
+            cells = {str(key): [str(row.get(key, "")) for row in rows] for key in columns(rows)}
+            self.client.log_table(self.run, cells, f"{name}.json")
+        for name, text in outcome.texts.items():
+            self.client.log_text(self.run, text, f"{name}.txt")
+        for name, file in outcome.pictures.items():
+            self.client.log_artifact(self.run, str(file), str(Path(name).parent) if "/" in name else None)
+        if outcome.model and self.sends_model:
+            self.client.log_artifacts(self.run, str(outcome.model), "model")
+
+    def finish(self, exit_code: int) -> None:
+        self.client.set_terminated(self.run, "FAILED" if exit_code else "FINISHED")
+
+
+OPTIONAL: dict[str, Callable[..., Tracker]] = {
+    "wandb": WandbTracker,
+    "tensorboard": TensorBoardTracker,
+    "trackio": TrackioTracker,
+    "mlflow": MlflowTracker,
+}
+
+
+# --- Trackers of a run and of a sweep
+
+
+class FaultTolerant(Tracker):
+    """Tracker that forwards every call to several trackers; the first failure of each is logged, none is raised.
+
+    Texts lose the folders and secrets of this machine.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self.trackers = trackers
+        self.reported: set[Tracker] = set()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a tracker has missed a call."""
+        return bool(self.reported)
+
+    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
+        plain = {key: value.item() if hasattr(value, "item") else value for key, value in values.items()}
+        self._call_all(lambda tracker: tracker.log(plain, step=step, epoch=epoch))
+
+    def record(self, outcome: Outcome) -> None:
+        texts = {name: without_paths(text) for name, text in outcome.texts.items()}
+        tables = {name: shareable(rows) for name, rows in outcome.tables.items()}
+        shared = replace(outcome, summary=shareable(outcome.summary), tables=tables, texts=texts)
+        self._call_all(lambda tracker: tracker.record(shared))
+
+    def finish(self, exit_code: int) -> None:
+        self._call_all(lambda tracker: tracker.finish(exit_code))
+
+    def _call_all(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in self.trackers:
+            try:
+                call(tracker)
+            except Exception as error:
+                if tracker not in self.reported:
+                    self.reported.add(tracker)
+                    log.warning("%s failed, the run continues: %s", type(tracker).__name__, first_line(error))
+
+
+@contextmanager
+def open_tracker(
+    config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str, new_metrics: bool = True
+) -> Iterator[FaultTolerant]:
+    """Open the trackers of one run and close them at the end, with exit code 1 after an error but ``TrainingPaused``.
+
+    Args:
+        folder: folder of the run, which must exist; ``metrics.jsonl``, ``wandb/`` and ``tensorboard/`` are made in it.
+        run_id: identifier that is the same after a restart, so that W&B resumes the run.
+        settings: the resolved configuration, which the trackers show.
+        job_type: type of the job for grouping in W&B, such as ``distill``.
+        new_metrics: whether metrics are also written to ``metrics.jsonl``; not if they are read from it.
+    Yields:
+        One tracker that forwards every call to all trackers of the run.
+    Raises:
+        UserError: the tracker's package is missing, or W&B refuses the configuration even offline.
+    """
+    tracker_class = OPTIONAL.get(config.name)
+    if tracker_class is None and (path := entry_point(ENTRY_POINTS, config.name)):
+        tracker_class = load_class("tracker.name", path, Tracker)
+    optional = [tracker_class(config, folder, run_id, shareable(settings), job_type)] if tracker_class else []
+    tracker = FaultTolerant([*([MetricsFile(folder)] if new_metrics else []), *optional])
+    exit_code = 1
+    try:
+        yield tracker
+        exit_code = 0
+    except TrainingPaused:
+        exit_code = 0
+        raise
+    finally:
+        tracker.finish(exit_code)
+
+
+def track_sweep(
+    config: TrackerConfig, folder: Path, name: str, results: Sequence[Values], table: str, pictures: Sequence[Path]
+) -> None:
+    """Track a whole sweep as one run with the table of its points and its pictures, in the group of the points.
+
+    Every error, even a missing package, is logged and does not end the sweep.
+
+    Args:
+        folder: folder of the sweep, which must exist; ``wandb/`` and ``tensorboard/`` are made in it.
+        name: name of the sweep and, unless ``config`` names another, of the group of its points. The same name
+            resumes the same run.
+        results: results of all points, finished or not, as in ``result.json``.
+        table: the table of the results as the terminal shows it.
+        pictures: PNG files, shown under ``pictures/<stem>``.
+    """
+    try:
+        tags = [result.get(key) for key in ("task", "method", "teacher") for result in results]
+        config = config.model_copy(update={"group": config.group or name, "title": config.title or name})
+        config, run_id = config.with_tags(*tags), "sweep-" + re.sub(r"[^\w.-]", "-", name)
+        counts = Counter(result["status"] for result in results)
+        outcome = Outcome(
+            summary={"count": len(results)} | {f"count/{status}": count for status, count in counts.items()},
+            tables={"points": [flatten(result) for result in results]},
+            texts={"table": table},
+            pictures={f"pictures/{file.stem}": file for file in pictures},
+        )
+        with open_tracker(config, folder, run_id, {"sweep": name}, job_type="sweep", new_metrics=False) as tracker:
+            tracker.record(outcome)
+    except Exception as error:
+        log.warning("the sweep is not tracked: %s", error)
