@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from distill_runner.common.errors import UserError, root_cause
+from distill_runner.datasets.readers.arrow_files import DAMAGED
 from distill_runner.datasets.readers.dataset import ALL_FILES, Dataset, is_embedded
 from distill_runner.datasets.readers.table import FileProblem
 from distill_runner.datasets.readers.text_files import COMPRESSIONS
@@ -55,10 +56,9 @@ def file_format(path: Path) -> str | None:
     return DATA_FORMATS.get(suffixes[-1])
 
 
-def file_stem(path: Path) -> str:
+def _stem(path: Path) -> str:
     """Return the name of a file of data without its extensions."""
-    stem = Path(path.stem) if path.suffix.lower() in COMPRESSIONS else path
-    return stem.stem
+    return (Path(path.stem) if path.suffix.lower() in COMPRESSIONS else path).stem
 
 
 def local_data(data: Dataset) -> Path | None:
@@ -72,8 +72,9 @@ def local_data(data: Dataset) -> Path | None:
     """
     if is_embedded(data):
         return None
+    key = f"{data.key}.dataset"
     if not data.dataset.strip():
-        raise UserError(f"{data.key}.dataset", data.dataset, "is empty", "Give a folder, or a hub id: nyu-mll/glue")
+        raise UserError(key, data.dataset, "is empty", "Give a folder, or a hub id: nyu-mll/glue")
     path = Path(data.dataset).expanduser()
     with _listing_errors(data):
         if path.is_dir():
@@ -84,14 +85,13 @@ def local_data(data: Dataset) -> Path | None:
             if file_format(path):
                 return path
             remedy = OTHER_FORMATS.get(path.suffix.lower(), f"Known: {FORMAT_NAMES}.")
-            raise UserError(f"{data.key}.dataset", data.dataset, "is a file of a format that is not read", remedy)
+            raise UserError(key, data.dataset, "is a file of a format that is not read", remedy)
         for root in local_copies(data):
             if folder := _config_folder(root, data.config):
                 return folder
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", data.dataset):
-        problem = _oddity(path) or "no such folder"
-        remedy = f"{data.key}.dataset=<folder with train.csv, validation.csv and so on>, or a hub id: nyu-mll/glue"
-        raise UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
+        remedy = f"{key}=<folder with train.csv, validation.csv and so on>, or a hub id: nyu-mll/glue"
+        raise UserError(key, data.dataset, _oddity(path) or "no such folder", remedy)
     return None
 
 
@@ -116,21 +116,19 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
     if folder.is_file():
         if split == "train":
             return [folder]
-        problem = f"{folder.name} is one file, and its rows form the split train"
         remedy = "Set task.split_off=0.1: a tenth of the rows is then used for validation."
         if "split_off" not in type(data).model_fields:
             remedy = "Use a part of it: train[90%:] here, and task.train=train[:90%]."
+        problem = f"{folder.name} is one file, and its rows form the split train"
         raise UserError(data.split_key(split), split, problem, remedy)
     if matches := _matching_files(folder, split, data):
         return matches
     names = next((names for names in _SYNONYMS if split in names), (split,))
     for path in _entries(folder):
-        suffix = path.suffix.lower()
-        if suffix in OTHER_FORMATS and _without_shard(path.name.partition(".")[0]) in names:
+        if path.suffix.lower() in OTHER_FORMATS and _without_shard(path.name.partition(".")[0]) in names:
             problem = f"{path.name} in {folder} is of a format that is not read"
-            raise UserError(data.split_key(split), split, problem, OTHER_FORMATS[suffix])
-    files = _data_files(folder)
-    available = sorted({_without_shard(file_stem(file)) for file in files} | set(_image_splits(folder)))
+            raise UserError(data.split_key(split), split, problem, OTHER_FORMATS[path.suffix.lower()])
+    available = sorted({_without_shard(_stem(file)) for file in _data_files(folder)} | set(_image_splits(folder)))
     raise missing_split(data, split, available, str(folder))
 
 
@@ -162,63 +160,54 @@ def _matching_files(folder: Path, split: str, data: Dataset) -> list[Path]:
 
 
 def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
-    """Return the files with the name of a split, in any letter case unless there are files in its own."""
-    files = _data_files(folder)
-    if is_pattern := bool(set("*?") & set(name)):
-        matches = _pattern_files(folder, name, files)
+    """Return the files with the name of a split, in any letter case unless there are files in its own.
+
+    Raises:
+        UserError: they are not one split: in one folder, of one format, and either one file or all of its parts.
+    """
+    files, is_pattern = _data_files(folder), bool(set("*?") & set(name))
+
+    def are_of(stem: str, name: str) -> bool:
+        return stem == name or stem.startswith(f"{name}-")
+
+    if name == ALL_FILES:
+        matches = files
+    elif is_pattern and "/" in name:
+        paths = (path for path in folder.glob(name.lstrip("/")) if file_format(path))
+        matches = sorted(p for p in paths if not re.search(r"(^|/)\.[^./]", p.relative_to(folder).as_posix()))
+    elif is_pattern:
+        matches = [file for file in files if fnmatchcase(file.name, name) or fnmatchcase(_stem(file), name)]
     else:
-        matches = [file for file in files if _is_part(file_stem(file), name)]
-    matches = matches or [file for file in files if _is_part(file_stem(file).casefold(), name.casefold())]
+        matches = [file for file in files if are_of(_stem(file), name)]
+        matches = matches or [file for file in files if are_of(_stem(file).casefold(), name.casefold())]
     if not matches:
-        return _arrow_files(folder / name) or _image_files(folder / name, data, split)
-    if len({_extensions(file) for file in matches}) > 1:
+        return _arrow_files(folder / name) or _checked(_image_entries(folder / name), data, split)
+    if len({file.name[len(_stem(file)) :].lower() for file in matches}) > 1:
         problem = f"several file formats in {folder}: {_listed(matches)}"
         raise UserError(data.split_key(split), split, problem, "Keep the files of one format.")
     if not is_pattern:
-        _require_one_set(matches, name, data, split)
-    for file in matches:
-        if oddity := _oddity(file):
-            raise UserError(data.split_key(split), split, f"{file.name} {oddity}", "Remove it, or write it again.")
-    return matches
-
-
-def _pattern_files(folder: Path, pattern: str, files: Sequence[Path]) -> list[Path]:
-    """Return the data files whose name, with or without its extension, or whose path in ``folder`` fits a pattern."""
-    if pattern == ALL_FILES:
-        return list(files)
-    if "/" in pattern:
-        paths = [path for path in folder.glob(pattern.lstrip("/")) if file_format(path)]
-        return sorted(path for path in paths if not re.search(r"(^|/)\.[^./]", path.relative_to(folder).as_posix()))
-    return [file for file in files if fnmatchcase(file.name, pattern) or fnmatchcase(file_stem(file), pattern)]
-
-
-def _is_part(stem: str, name: str) -> bool:
-    """Return whether a file is the split ``name``, or a part of it."""
-    return stem == name or stem.startswith(f"{name}-")
-
-
-def _extensions(file: Path) -> str:
-    return file.name[len(file_stem(file)) :].lower()
-
-
-def _require_one_set(files: Sequence[Path], name: str, data: Dataset, split: str) -> None:
-    """Check that files are one split: in one folder, and either one file or all of its parts.
-
-    Raises:
-        UserError: they are not.
-    """
-    if len({file.parent for file in files}) > 1:
-        raise _ambiguous(data, split, f"is in {files[0].parent} and in {files[-1].parent}")
-    shards = [shard for file in files if (shard := _SHARD.fullmatch(file_stem(file)))]
-    counts = {int(shard["count"]) for shard in shards}
-    has_whole = any(file_stem(file).casefold() == name.casefold() for file in files)
-    if len(files) > 1 and (has_whole or len(shards) not in (0, len(files)) or len(counts) > 1):
-        raise _ambiguous(data, split, f"could be {_listed(files)} in {files[0].parent}")
-    for count in counts:
+        if len({file.parent for file in matches}) > 1:
+            raise _ambiguous(data, split, f"is in {matches[0].parent} and in {matches[-1].parent}")
+        shards = [shard for file in matches if (shard := _SHARD.fullmatch(_stem(file)))]
+        counts = {int(shard["count"]) for shard in shards}
+        has_whole = any(_stem(file).casefold() == name.casefold() for file in matches)
+        if len(matches) > 1 and (has_whole or len(shards) not in (0, len(matches)) or len(counts) > 1):
+            raise _ambiguous(data, split, f"could be {_listed(matches)} in {matches[0].parent}")
         numbers = {int(shard["number"]) for shard in shards}
-        if len(numbers) < count:
-            problem = f"has {len(numbers)} of the {count} parts that its files count, in {files[0].parent}"
+        if counts and len(numbers) < max(counts):
+            parts = f"{len(numbers)} of the {max(counts)} parts that its files count"
+            problem = f"has {parts}, in {matches[0].parent}"
             raise UserError(data.split_key(split), split, problem, "Download the other parts.")
+    return _checked(matches, data, split)
+
+
+def _checked(files: list[Path], data: Dataset, split: str) -> list[Path]:
+    """Return the files, and raise a ``UserError`` if something with the name of one is none."""
+    for file in files:
+        if oddity := _oddity(file):
+            name = f"{file.parent.name}/{file.name}" if file.suffix.lower() in IMAGE_FORMATS else file.name
+            raise UserError(data.split_key(split), split, f"{name} {oddity}", "Remove it, or write it again.")
+    return files
 
 
 def _listed(files: Sequence[Path]) -> str:
@@ -230,15 +219,14 @@ def _ambiguous(data: Dataset, split: str, problem: str) -> UserError:
 
 
 def _oddity(path: Path) -> str | None:
-    """Return what is wrong with a path that should be a file; None for a file."""
+    """Return what is wrong with a path that should be a file; None for a file, and for nothing."""
     try:
         if path.is_file():
             return None
         if path.is_symlink() and not path.exists():
             return "is a link to nothing"
-        return (
-            "is a folder, not a file" if path.is_dir() else "is not a file that can be read" if path.exists() else None
-        )
+        kind = "is a folder, not a file" if path.is_dir() else "is not a file that can be read"
+        return kind if path.exists() else None
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 
@@ -278,21 +266,8 @@ def _arrow_files(folder: Path) -> list[Path]:
     return [file for file in files if not file.name.startswith("cache-")]
 
 
-def _image_files(folder: Path, data: Dataset, split: str) -> list[Path]:
-    """Return the images of a split's folder, class by class.
-
-    Raises:
-        UserError: something with the name of an image is not a file.
-    """
-    files = _image_entries(folder)
-    for file in files:
-        if problem := _oddity(file):
-            name = f"{file.parent.name}/{file.name}"
-            raise UserError(data.split_key(split), split, f"{name} {problem}", "Remove it, or write it again.")
-    return files
-
-
 def _image_entries(folder: Path) -> list[Path]:
+    """Return the images of a split's folder, class by class."""
     classes = (path for path in _entries(folder) if path.is_dir())
     return [file for path in classes for file in _entries(path) if file.suffix.lower() in IMAGE_FORMATS]
 
@@ -341,6 +316,9 @@ def file_names(files: Sequence[Path]) -> str:
     return ", ".join(file.name for file in files[:3]) + (", ..." if len(files) > 3 else "") + f" in {files[0].parent}"
 
 
+# Errors
+
+
 def missing_split(data: Dataset, split: str, available: list[str], place: str) -> UserError:
     """Return the error for a missing split; its remedy is the override that changes or removes the split."""
     key = data.split_key(split)
@@ -349,11 +327,6 @@ def missing_split(data: Dataset, split: str, available: list[str], place: str) -
     if key.startswith("task.test."):
         remedy += ", or all test splits with task.test=null"
     return UserError(key, split, f"no such split in {place}", f"It has: {', '.join(available)}. {remedy}")
-
-
-def empty_split(data: Dataset, split: str, origin: str) -> UserError:
-    """Return the error for a split without rows; ``origin`` names its files."""
-    return UserError(data.split_key(split), split, f"the split is empty ({origin})", "Download or write it again.")
 
 
 @contextmanager
@@ -382,17 +355,12 @@ def reading_errors(data: Dataset, split: str, origin: str) -> Iterator[None]:
 
 def unreadable_split(data: Dataset, split: str, origin: str, error: Exception) -> UserError:
     """Return the error for a split that a library cannot read; ``origin`` names its files."""
-    remedy = "The file is damaged, incomplete or of another format than its name says: download or write it again."
-    return UserError(data.split_key(split), split, f"cannot read {origin}: {root_cause(error)}", remedy)
+    return UserError(data.split_key(split), split, f"cannot read {origin}: {root_cause(error)}", DAMAGED)
 
 
 def _no_such_config(data: Dataset, root: Path) -> UserError:
     configs = [path.name for path in _entries(root) if path.is_dir() and _data_files(path)]
-    if configs and data.config is None and "train" in configs:
-        problem = f"has the folders {', '.join(configs)}, but files of splits are beside each other"
-        remedy = "Name them train.csv, validation.csv and so on; images go into train/<class>/."
-        return UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
-    if configs:
+    if configs and not (data.config is None and "train" in configs):
         problem = f"{'needs a value' if data.config is None else 'no such folder with data files'} in {root}"
         return UserError(f"{data.key}.config", data.config, problem, f"It has: {', '.join(configs)}.")
     if data.config and _data_files(root):
@@ -400,7 +368,8 @@ def _no_such_config(data: Dataset, root: Path) -> UserError:
         return UserError(f"{data.key}.config", data.config, problem, f"{data.key}.config=null")
     problem = f"no data files ({FORMAT_NAMES}) in this folder"
     remedy = "Name them train.csv, validation.csv and so on, or put images into train/<class>/."
-    others = [path for path in _entries(root) if path.suffix.lower() in OTHER_FORMATS]
-    if others:
+    if configs:
+        problem = f"has the folders {', '.join(configs)}, but files of splits are beside each other"
+    elif others := [path for path in _entries(root) if path.suffix.lower() in OTHER_FORMATS]:
         problem, remedy = f"{problem}, only {others[0].name}", OTHER_FORMATS[others[0].suffix.lower()]
     return UserError(f"{data.key}.dataset", data.dataset, problem, remedy)

@@ -1,15 +1,15 @@
-"""A split as its reader opened it, and the record of what the reader took from its files."""
+"""A split as its readers opened it, whatever its format, and the record of what they took from its files."""
 
 import math
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from decimal import Decimal
+from typing import Any, ClassVar
 
-Row = TypeVar("Row")
+Row = dict[str, Any]
 
 TEXT, DIGITS, NUMBER, FLAG, LIST, MAPPING, BYTES, TIME, EMPTY, MIXED = (
     "text",
@@ -23,13 +23,8 @@ TEXT, DIGITS, NUMBER, FLAG, LIST, MAPPING, BYTES, TIME, EMPTY, MIXED = (
     "empty",
     "mixed",
 )
-"""Types of columns: of their schema where there is one, else of all their values."""
+"""Types of columns, from all their values."""
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
-
-
-def is_number(text: str) -> bool:
-    """Return whether a text is a decimal number."""
-    return _NUMBER.fullmatch(text) is not None
 
 
 def is_missing(value: Any) -> bool:
@@ -48,6 +43,26 @@ def text_of(value: Any) -> str:
     if not isinstance(value, str | int | float):
         raise ValueError(f"a {type(value).__name__} instead of a text")
     return str(value)
+
+
+def value_type(value: Any) -> str:
+    """Return the type of a single value."""
+    match value:
+        case None:
+            return EMPTY
+        case str():
+            return DIGITS if _NUMBER.fullmatch(value) else TEXT if value and not value.isspace() else EMPTY
+        case bool():
+            return FLAG
+        case int() | float() | Decimal():
+            return NUMBER
+        case bytes():
+            return BYTES
+        case list() | tuple():
+            return LIST
+        case dict():
+            return MAPPING
+    return TIME if hasattr(value, "isoformat") else MIXED
 
 
 class FileProblem(Exception):
@@ -83,7 +98,7 @@ class FileRecord:
 
 @dataclass
 class TableRecord:
-    """What a reader took from the files of one split.
+    """What was taken from the files of one split.
 
     Attributes:
         origin: the files, or the dataset that the rows come from.
@@ -114,206 +129,136 @@ def recorded_tables() -> Iterator[list[TableRecord]]:
         _records.reset(token)
 
 
-def record_table(table: "Table") -> None:
-    """Add the record of a table to the list of ``recorded_tables``, if it was read."""
-    records = _records.get()
-    if records is not None and (record := table.record()) is not None:
-        record.num_unlabeled = table.num_unlabeled
-        records.append(record)
+class Reader:
+    """Rows of one file, or of other data.
+
+    Attributes:
+        names: names of the columns; None if they are known only after all rows have been read.
+        class_names: names that the data itself gives to the values of columns; for lists, to their elements.
+        untyped: whether all values are text because the format has no types (CSV).
+    """
+
+    names: Sequence[str] | None = None
+    class_names: Mapping[str, Sequence[str]] = {}
+    untyped: ClassVar[bool] = False
+
+    def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
+        """Yield the rows, and add lines, remarks and warnings to the record.
+
+        Args:
+            names: columns that are needed; other ones may be left out. None takes all.
+        Raises:
+            FileProblem: a row cannot be read, or could be read in several ways.
+        """
+        raise NotImplementedError
 
 
-class Table(ABC):
-    """One split as its reader opened it: named columns and rows, the same for every format.
+class MemoryReader(Reader):
+    """Columns in memory."""
+
+    def __init__(
+        self, columns: Mapping[str, list[Any]], class_names: Mapping[str, list[str]], remarks: Iterable[str] = ()
+    ) -> None:
+        self.names, self.class_names, self._columns, self._remarks = list(columns), class_names, columns, remarks
+
+    def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
+        record.remarks += self._remarks
+        for row in zip(*self._columns.values(), strict=True):
+            yield dict(zip(self._columns, row, strict=True))
+
+
+class Table:
+    """One split: the rows of its files, one file after the other.
 
     Attributes:
         origin: the files or the dataset that the rows come from, for messages.
-        column_names: names of all columns, in the order of the data; a stream may not know them before its first row.
-        untyped: whether all values are text because the format has no types (CSV).
-        stored_class_names: names that the data itself gives to the values of columns; for lists, to their elements.
+        column_names: names of all columns, in the order of the data; some formats know them only after all rows.
+        untyped: as for ``Reader``.
+        class_names: as for ``Reader``.
         num_unlabeled: number of rows that whoever read the table left out because they have no label.
-    """
-
-    untyped: bool = False
-    num_unlabeled: int = 0
-
-    def __init__(self, origin: str, column_names: Iterable[str] = ()) -> None:
-        self.origin, self.column_names = origin, list(column_names)
-        self.stored_class_names: dict[str, list[str]] = {}
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows one by one, each with all columns."""
-
-    @abstractmethod
-    def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        """Return columns with all their values; those that the data lack are left out."""
-
-    def class_names(self, column: str) -> list[str] | None:
-        """Return the names that the data itself gives to the values of a column, if any."""
-        return self.stored_class_names.get(column)
-
-    def column_types(self) -> dict[str, str]:
-        """Return the type of each column, from the schema or from all values."""
-        types = {name: ColumnType() for name in self.column_names}
-        for row in self:
-            for name, value in row.items():
-                types.setdefault(name, ColumnType()).add(value)
-        return {name: column.type for name, column in types.items()}
-
-    def record(self) -> TableRecord | None:
-        """Return what was read; None if the table was not read to its end."""
-        return None
-
-
-class WordLines(list[Any]):
-    """Values of the words of a sentence, and the number of the line that each one is in, for messages."""
-
-    def __init__(self, values: Iterable[Any], lines: Iterable[int]) -> None:
-        super().__init__(values)
-        self.lines = list(lines)
-
-
-class ColumnType:
-    """Type of a column, from one value after the other."""
-
-    def __init__(self) -> None:
-        self.types: set[str] = set()
-        self.is_numeric = True
-
-    def add(self, value: Any) -> None:
-        name = value_type(value)
-        if name == TEXT and self.is_numeric and value.strip():
-            self.is_numeric = is_number(value)
-        self.types.add(name)
-
-    @property
-    def type(self) -> str:
-        types = self.types - {EMPTY}
-        if types == {TEXT} and self.is_numeric:
-            return DIGITS
-        return EMPTY if not types else next(iter(types)) if len(types) == 1 else TEXT if TEXT in types else MIXED
-
-
-def value_type(value: Any) -> str:
-    """Return the type of a single value."""
-    match value:
-        case None | "":
-            return EMPTY
-        case str():
-            return TEXT
-        case bool():
-            return FLAG
-        case int() | float():
-            return NUMBER
-        case bytes():
-            return BYTES
-        case list() | tuple():
-            return LIST
-        case dict():
-            return MAPPING
-    return TIME if hasattr(value, "isoformat") else MIXED
-
-
-class MemoryTable(Table):
-    """Columns in memory: an embedded dataset or the files of a folder of images.
-
     Args:
-        files: record of the files, if the columns were made from files.
+        readers: the readers of the files by name.
+        has_files: whether the readers are of files of the user; only those are named in the record.
+    Raises:
+        FileProblem: the files differ in their columns or classes.
     """
 
-    def __init__(
-        self,
-        origin: str,
-        values: Mapping[str, list[Any]],
-        class_names: Mapping[str, list[str]],
-        files: Iterable[FileRecord] = (),
-    ) -> None:
-        super().__init__(origin, values)
-        self._values, self._files = values, list(files)
-        self.stored_class_names |= class_names
+    num_unlabeled = 0
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for row in zip(*self._values.values(), strict=True):
-            yield dict(zip(self.column_names, row, strict=True))
+    def __init__(self, origin: str, readers: Mapping[str, Reader], has_files: bool = True) -> None:
+        self.origin, self._readers, self._has_files, self._is_read = origin, readers, has_files, False
+        self._files = [FileRecord(name) for name in readers]
+        self.column_names: list[str] = []
+        self.untyped = any(reader.untyped for reader in readers.values())
+        self.class_names: dict[str, list[str]] = {}
+        classes_from: dict[str, str] = {}
+        for name, reader in readers.items():
+            if reader.names is not None:
+                self._require_same_columns(name, reader.names)
+            for column, classes in reader.class_names.items():
+                expected = self.class_names.setdefault(column, list(classes))
+                if expected != list(classes):
+                    problem = f"the classes of {column!r} are {expected} in {classes_from[column]}, but {classes}"
+                    remedy = "Write all files of a split with the same classes in the same order."
+                    raise FileProblem(f"{problem} in {name}", remedy)
+                classes_from.setdefault(column, name)
 
-    def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        return {name: self._values[name] for name in names if name in self._values}
+    def _require_same_columns(self, name: str, names: Sequence[str]) -> None:
+        self.column_names = self.column_names or list(names)
+        missing, new = sorted(set(self.column_names) - set(names)), sorted(set(names) - set(self.column_names))
+        if missing or new:
+            columns = [f"no column {column!r}" for column in missing] + [f"also {column!r}" for column in new]
+            problem = f"{name} has {', '.join(columns[:4])}{', ...' if len(columns) > 4 else ''}"
+            remedy = "All files of a split need the same columns; give other files another name."
+            raise FileProblem(f"{problem}, unlike {self._files[0].name}", remedy)
 
-    def record(self) -> TableRecord:
-        rows = len(next(iter(self._values.values()), []))
-        return TableRecord(self.origin, self._files, rows, self.column_names)
+    def rows(self, names: Sequence[str] | None = None) -> Iterator[Row]:
+        """Yield the rows one by one, with at least the columns ``names``; None takes all.
 
-
-class LibraryTable(Table):
-    """Dataset of the library ``datasets``: completely loaded, or a stream of rows."""
-
-    def __init__(self, origin: str, dataset: Any) -> None:
-        super().__init__(origin, dataset.column_names or [])
-        self._dataset, self._rows = dataset, len(dataset) if hasattr(dataset, "__len__") else None
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        count = 0
-        for row in self._dataset:
-            yield row
-            count += 1
-        self._rows = count
-
-    def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        existing = [name for name in names if name in self.column_names]
-        columns: dict[str, list[Any]] = self._dataset.select_columns(existing).to_dict()
-        return columns
-
-    def column_types(self) -> dict[str, str]:
-        kinds = {name: getattr(feature, "dtype", "") for name, feature in (self._dataset.features or {}).items()}
-        return {name: TEXT if kind in ("string", "large_string") else MIXED for name, kind in kinds.items()}
-
-    def class_names(self, column: str) -> list[str] | None:
-        feature = self._dataset.features.get(column)
-        # The names are those of the elements of a list, or of a single value.
-        return getattr(getattr(feature, "feature", feature), "names", None)
-
-    def record(self) -> TableRecord | None:
-        return None if self._rows is None else TableRecord(self.origin, [], self._rows, self.column_names)
-
-
-class FilesTable(Table):
-    """Base class of tables that this package reads from files, one file after the other.
-
-    A subclass defines ``rows_of``, and sets ``column_names`` if the files name their columns at their beginning.
-
-    Attributes:
-        records: record of each file; a file that was read to its end has its number of rows.
-    """
-
-    def __init__(self, origin: str, names: Iterable[str]) -> None:
-        super().__init__(origin)
-        self.records = [FileRecord(name) for name in names]
-        self._is_read = False
-
-    @abstractmethod
-    def rows_of(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yield the rows of file ``number``, and complete its record."""
-
-    def checked(self, number: int, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yield the rows of file ``number``; its problems name it if there are several files."""
-        try:
-            yield from rows
-        except FileProblem as error:
-            raise error.of_file(self.records[number].name if len(self.records) > 1 else "") from error
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for number in range(len(self.records)):
-            yield from self.rows_of(number)
+        Raises:
+            FileProblem: a row cannot be read, or could be read in several ways.
+        """
+        for record, reader in zip(self._files, self._readers.values(), strict=True):
+            record.rows, record.lines, record.remarks, record.warnings = 0, None, [], []
+            columns = None if reader.names is not None else dict.fromkeys(self.column_names)
+            try:
+                for row in reader.rows(record, names):
+                    record.rows += 1
+                    if columns is not None:
+                        columns.update(dict.fromkeys(row))
+                    yield row
+            except FileProblem as error:
+                raise error.of_file(record.name if len(self._files) > 1 else "") from error
+            self.column_names = self.column_names if columns is None else list(columns)
         self._is_read = True
 
     def columns(self, names: Iterable[str]) -> dict[str, list[Any]]:
+        """Return columns with all their values; those that the data lack are left out."""
         columns: dict[str, list[Any]] = {name: [] for name in names}
-        for row in self:
+        for row in self.rows(list(columns)):
             for name, values in columns.items():
                 values.append(row.get(name))
-        return {name: columns[name] for name in columns if name in self.column_names}
+        return {name: values for name, values in columns.items() if name in self.column_names}
 
-    def record(self) -> TableRecord | None:
-        if not self._is_read:
-            return None
-        return TableRecord(self.origin, self.records, sum(record.rows for record in self.records), self.column_names)
+    def column_types(self) -> dict[str, str]:
+        """Return the type of each column, from all its values."""
+        types: dict[str, set[str]] = {name: set() for name in self.column_names}
+        for row in self.rows():
+            for name, value in row.items():
+                types.setdefault(name, set()).add(value_type(value))
+
+        def common(types: set[str]) -> str:
+            types = types - {EMPTY}
+            if len(types) < 2:
+                return next(iter(types), EMPTY)
+            return TEXT if types & {TEXT, DIGITS} else MIXED
+
+        return {name: common(own) for name, own in types.items()}
+
+    def add_record(self) -> None:
+        """Add what was read to the list of ``recorded_tables``, if the table was read to its end."""
+        records = _records.get()
+        if records is not None and self._is_read:
+            files = self._files if self._has_files else []
+            rows = sum(record.rows for record in self._files)
+            records.append(TableRecord(self.origin, files, rows, self.column_names, self.num_unlabeled))

@@ -20,8 +20,8 @@ from distill_runner.common.files import placeholder
 from distill_runner.common.library_switches import quiet_datasets
 from distill_runner.datasets import embedded
 from distill_runner.datasets.readers import hub
-from distill_runner.datasets.readers.arrow_files import ArrowTable
-from distill_runner.datasets.readers.conll import ConllTable, is_conll
+from distill_runner.datasets.readers.arrow_files import ArrowReader, LibraryReader
+from distill_runner.datasets.readers.conll import ConllReader, is_conll
 from distill_runner.datasets.readers.dataset import (
     BY_CLASS,
     EMBEDDED,
@@ -32,7 +32,7 @@ from distill_runner.datasets.readers.dataset import (
     locate_split,
     parse_split,
 )
-from distill_runner.datasets.readers.delimited import DelimitedTable
+from distill_runner.datasets.readers.delimited import DelimitedReader
 from distill_runner.datasets.readers.files import (
     BINARY_FORMATS,
     CONLL,
@@ -42,7 +42,6 @@ from distill_runner.datasets.readers.files import (
     PARQUET,
     PLAIN_TEXT,
     TSV,
-    empty_split,
     file_format,
     file_names,
     image_remarks,
@@ -52,62 +51,57 @@ from distill_runner.datasets.readers.files import (
     split_files,
     unreadable_split,
 )
-from distill_runner.datasets.readers.json_files import JsonTable
+from distill_runner.datasets.readers.json_files import JsonReader
 from distill_runner.datasets.readers.table import (
     EMPTY,
     FileProblem,
-    FileRecord,
-    LibraryTable,
-    MemoryTable,
+    MemoryReader,
+    Reader,
+    Row,
     Table,
-    record_table,
     recorded_tables,
 )
-from distill_runner.datasets.readers.text_files import PlainTextTable, TextFile
+from distill_runner.datasets.readers.text_files import PlainTextReader, TextFile
 
 MAX_NAME = 40
 """Characters of a column's name in messages. A file without a line of names has its first texts there."""
+LARGER_PART = "Use a larger part, as in train[:90%], train[90%:] or train[~:90%]."
 
 
 @contextmanager
-def open_split(data: Dataset, split: str, stream: bool = False, download: bool = True) -> Iterator[Table]:
+def open_split(data: Dataset, split: str, download: bool = True) -> Iterator[Table]:
     """Open a split in whichever format and place it is; it can be read until the context ends.
 
     Args:
-        stream: the table is only iterated over, with little memory.
         download: save the files of the hub first; False reads them over the network while iterating.
     Raises:
         UserError: files or split are missing, damaged or empty, or the hub cannot be reached.
     """
     if is_embedded(data):
-        table = _embedded_table(data, split)
+        name = next((name for name in embedded.SPLITS if name == split), None)
+        if name is None:
+            raise missing_split(data, split, list(embedded.SPLITS), data.dataset)
+        columns, classes = embedded.embedded_columns(data.dataset.removeprefix(EMBEDDED), name)
+        class_names = {} if classes is None else {list(columns)[-1]: classes}
+        table = Table(data.dataset, {split: MemoryReader(columns, class_names)}, has_files=False)
         yield table
-        record_table(table)
-        return
-    folder = local_data(data)
-    if folder is not None:
+    elif (folder := local_data(data)) is not None:
         files = split_files(folder, split, data)
-        origin = file_names(files)
-        with reading_errors(data, split, origin):
+        with reading_errors(data, split, origin := file_names(files)):
             table = open_files(data, files, origin)
             yield table
-        record_table(table)
-        return
-    origin = f"{data.dataset} on the hub"
-    # The cache of ``datasets`` identifies a file by path and time, which may be equal for different content
-    # (archives often set one time for all their files). A temporary cache cannot be stale.
-    with quiet_datasets(), TemporaryDirectory() as cache, reading_errors(data, split, origin):
-        if download:
-            options: dict[str, Any] = {"streaming": True} if stream else {"cache_dir": cache}
-            content = hub.load_from_hub(data, split, Path(cache, "links"), **options)
+    else:
+        # The cache of ``datasets`` identifies a file by path and time, which may be equal for different content
+        # (archives often set one time for all their files). A temporary cache cannot be stale.
+        origin = f"{data.dataset} on the hub"
+        with quiet_datasets(), TemporaryDirectory() as cache, reading_errors(data, split, origin):
+            content = hub.load_from_hub(data, split, Path(cache)) if download else hub.stream_from_hub(data, split)
             if isinstance(content, hub.SplitFiles):
                 table = open_files(data, content.files, origin, content.class_names)
             else:
-                table = LibraryTable(origin, content)
-        else:
-            table = LibraryTable(origin, hub.stream_from_hub(data, split))
-        yield table
-    record_table(table)
+                table = Table(origin, {split: LibraryReader(content)}, has_files=False)
+            yield table
+    table.add_record()
 
 
 def open_files(
@@ -121,59 +115,51 @@ def open_files(
         FileProblem: a file cannot be read, or could be read in several ways.
     """
     if files[0].suffix.lower() in IMAGE_FORMATS:
-        return _image_table(files, origin)
-    for file in files:
-        if placeholder_text := placeholder(file):
-            problem, _, remedy = placeholder_text.partition(": ")
-            raise FileProblem(problem, f"{remedy[0].upper()}{remedy[1:]}.").of_file(file.name if len(files) > 1 else "")
-    kind, paths = file_format(files[0]), dict(zip(_distinct_names(files), files, strict=True))
-    if kind in BINARY_FORMATS:
-        return ArrowTable(origin, paths, kind == PARQUET, class_names)
-    opened = {}
-    for name, file in paths.items():
-        if file.stat().st_size:
-            try:
-                opened[name] = TextFile(file, data.encoding, f"{data.key}.encoding")
-            except FileProblem as error:
-                raise error.of_file(name if len(paths) > 1 else "") from error
-    table: Table
-    if not opened:
-        return MemoryTable(origin, {}, {})  # all files have 0 bytes
-    if kind in (JSON, JSON_LINES):
-        table = JsonTable(origin, opened, kind == JSON_LINES)
-    elif kind == CONLL or (data.has_words and kind in (PLAIN_TEXT, TSV) and all(map(is_conll, opened.values()))):
-        table = ConllTable(origin, opened)
-    elif kind == PLAIN_TEXT:
-        table = PlainTextTable(origin, opened, data.lines_are_texts)
-    else:
-        table = DelimitedTable(origin, opened, kind == TSV)
-    table.stored_class_names |= class_names or {}
-    return table
-
-
-def _distinct_names(files: list[Path]) -> list[str]:
-    """Return the names of files; with their folders, if two files have one name."""
+        classes = sorted({file.parent.name for file in files})
+        number = {name: label for label, name in enumerate(classes)}
+        columns = {"image": list[Any](files), "label": [number[file.parent.name] for file in files]}
+        reader = MemoryReader(columns, {"label": classes}, image_remarks(files))
+        return Table(origin, {f"{files[0].parent.parent.name}/": reader})
     names = [file.name for file in files]
-    if len(set(names)) == len(names):
-        return names
-    return [os.path.relpath(file, os.path.commonpath(files)) for file in files]
+    if len(set(names)) < len(names):
+        names = [os.path.relpath(file, os.path.commonpath(files)) for file in files]
+    readers: dict[str, Reader] = {}
+    kind, texts = file_format(files[0]), dict[str, TextFile]()
+    for name, file in zip(names, files, strict=True):
+        try:
+            if text := placeholder(file):
+                problem, _, remedy = text.partition(": ")
+                raise FileProblem(problem, f"{remedy[0].upper()}{remedy[1:]}.")
+            if kind in BINARY_FORMATS:
+                readers[name] = ArrowReader(file, kind == PARQUET)
+            elif file.stat().st_size:
+                texts[name] = TextFile(file, data.encoding, f"{data.key}.encoding")
+        except FileProblem as error:
+            raise error.of_file(name if len(files) > 1 else "") from error
+    may_have_words = data.has_words and kind in (PLAIN_TEXT, TSV)
+    has_words = kind == CONLL or (may_have_words and all(map(is_conll, texts.values())))
+    for name, text_file in texts.items():
+        try:
+            if has_words:
+                readers[name] = ConllReader(text_file)
+            elif kind in (JSON, JSON_LINES):
+                readers[name] = JsonReader(text_file, kind == JSON_LINES)
+            elif kind == PLAIN_TEXT:
+                readers[name] = PlainTextReader(text_file, data.lines_are_texts)
+            else:
+                readers[name] = DelimitedReader(text_file, kind == TSV)
+        except FileProblem as error:
+            raise error.of_file(name if len(files) > 1 else "") from error
+    if kind in BINARY_FORMATS:
+        import pyarrow
 
-
-def _embedded_table(data: Dataset, split: str) -> Table:
-    name = next((name for name in embedded.SPLITS if name == split), None)
-    if name is None:
-        raise missing_split(data, split, list(embedded.SPLITS), data.dataset)
-    columns, class_names = embedded.embedded_columns(data.dataset.removeprefix(EMBEDDED), name)
-    return MemoryTable(data.dataset, columns, {} if class_names is None else {list(columns)[-1]: class_names})
-
-
-def _image_table(files: list[Path], origin: str) -> Table:
-    """Return the files in the column ``image``, and the number of each file's folder in ``label``."""
-    class_names = sorted({file.parent.name for file in files})
-    number = {name: label for label, name in enumerate(class_names)}
-    columns = {"image": list[Any](files), "label": [number[file.parent.name] for file in files]}
-    record = FileRecord(f"{files[0].parent.parent.name}/", len(files), remarks=image_remarks(files))
-    return MemoryTable(origin, columns, {"label": class_names}, [record])
+        try:
+            pyarrow.unify_schemas([reader.schema for reader in readers.values()], promote_options="permissive")  # type: ignore[attr-defined]
+        except pyarrow.ArrowException as error:
+            raise FileProblem(str(error), "Write all files of a split with the same types.") from error
+    table = Table(origin, readers)
+    table.class_names |= class_names or {}
+    return table
 
 
 @dataclass(frozen=True)
@@ -194,59 +180,53 @@ class SplitTable:
 def read_table(data: Dataset, split: str, further: Mapping[str, str] = MappingProxyType({})) -> SplitTable:
     """Return the required columns and the label columns of a split, or of a slice of it such as ``train[:90%]``.
 
+    Rows that have no label are left out, unless no row has one, as in many a test split.
+
     Args:
         further: more columns that the split must have, each with the configuration key that names it.
     Raises:
         UserError: files, split or columns are missing, damaged or empty, or the hub cannot be reached.
     """
     with locate_split(data, split) as (source, name):
-        return _read_table(source, name, further)
-
-
-def _read_table(data: Dataset, split: str, further: Mapping[str, str]) -> SplitTable:
-    name, part = parse_split(split)
-    if part is not None:
-        complete = _read_table(data, name, further)
+        split_name, part = parse_split(name)
+        table = _read_split(source, split_name, further)
+        if part is None:
+            return table
         labels = None
         if part.order == BY_CLASS:
-            column = next((column for column in data.label_columns if column in complete.columns), None)
-            if column is None and data.lacks_labels:
+            column = next((column for column in source.label_columns if column in table.columns), None)
+            if column is not None:
+                labels = list(map(str, table.columns[column]))
+            elif source.lacks_labels:
                 part = replace(part, order=SHUFFLED)
-            elif column is None:
-                problem = "is a slice by class, but there is no label column"
-                raise UserError(data.split_key(split), split, problem, "Use train[~:90%], in random order.")
             else:
-                labels = list(map(str, complete.columns[column]))
-        rows = part.rows(max(map(len, complete.columns.values()), default=0), labels).tolist()
+                problem = "is a slice by class, but there is no label column"
+                raise UserError(source.split_key(name), name, problem, "Use train[~:90%], in random order.")
+        rows = part.rows(max(map(len, table.columns.values()), default=0), labels).tolist()
         if not rows:
-            remedy = "Use a larger part, as in train[:90%], train[90%:] or train[~:90%]."
-            raise UserError(data.split_key(split), split, "has no rows", remedy)
-        columns = {column: [values[row] for row in rows] for column, values in complete.columns.items()}
-        return SplitTable(columns, complete.class_names, complete.untyped)
+            raise UserError(source.split_key(name), name, "has no rows", LARGER_PART)
+        columns = {column: [values[row] for row in rows] for column, values in table.columns.items()}
+        return replace(table, columns=columns)
+
+
+def _read_split(data: Dataset, split: str, further: Mapping[str, str]) -> SplitTable:
     with open_split(data, split) as table:
-        required = {name: f"{data.key}.{field}" for name, field in data.required_columns(split).items()}
-        required.update(further)
-        requested = dict.fromkeys([*required, *data.label_columns, *data.optional_columns])
-        columns = table.columns(requested)
+        required = {name: f"{data.key}.{field}" for name, field in data.required_columns(split).items()} | {**further}
+        columns = table.columns(dict.fromkeys([*required, *data.label_columns, *data.optional_columns]))
         if table.column_names:
             _check_columns(data, split, table.column_names, required)
         if not any(columns.values()):
-            raise empty_split(data, split, table.origin)
-        class_names = table.class_names(data.label_columns[0]) if data.label_columns else None
-        return SplitTable(_labeled(data, columns, class_names is not None, table), class_names, table.untyped)
+            raise _empty_split(data, split, table.origin)
+        label = data.label_columns[0] if data.label_columns else ""
+        class_names, values = table.class_names.get(label), columns.get(label, [])
+        rows = [row for row, value in enumerate(values) if not data.is_no_label(value, class_names is not None)]
+        if rows and len(rows) < len(values):
+            table.num_unlabeled = len(values) - len(rows)
+            columns = {name: [values[row] for row in rows] for name, values in columns.items()}
+        return SplitTable(columns, class_names, table.untyped)
 
 
-def _labeled(data: Dataset, columns: dict[str, list[Any]], has_names: bool, table: Table) -> dict[str, list[Any]]:
-    """Return the columns without the rows that have no label, unless no row has one, as in many a test split."""
-    values = columns.get(data.label_columns[0], []) if data.label_columns else []
-    rows = [row for row, value in enumerate(values) if not data.is_no_label(value, has_names)]
-    if not rows or len(rows) == len(values):
-        return columns
-    table.num_unlabeled = len(values) - len(rows)
-    return {name: [values[row] for row in rows] for name, values in columns.items()}
-
-
-def read_rows(data: Dataset, split: str, download: bool = True) -> Iterator[dict[str, Any]]:
+def read_rows(data: Dataset, split: str, download: bool = True) -> Iterator[Row]:
     """Yield the rows of a split, or of a slice of it such as ``train[:90%]``, one by one, with little memory.
 
     For shares and for random orders, the rows are counted first.
@@ -260,21 +240,19 @@ def read_rows(data: Dataset, split: str, download: bool = True) -> Iterator[dict
     with locate_split(data, split) as (source, name):
         name, part = parse_split(name)
         selection = None if part is None else _selected_rows(source, name, part, split, download)
-        with open_split(source, name, True, download) as table:
+        with open_split(source, name, download) as table:
             is_empty = True
             for number, row in enumerate(_iterate(source, name, table)):
                 if number == 0:
-                    fields = source.required_columns(name).items()
-                    _check_columns(
-                        source, name, list(row), {column: f"{source.key}.{field}" for column, field in fields}
-                    )
+                    required = source.required_columns(name).items()
+                    _check_columns(source, name, list(row), {name: f"{source.key}.{field}" for name, field in required})
                 if selection is None or (number < len(selection) and selection[number]):
                     is_empty = False
                     yield row
                 if not download and selection is not None and number + 1 >= len(selection):
                     break  # files on this machine are read to their end, which counts their rows
     if is_empty:
-        raise UserError(data.split_key(split), split, "has no rows", "Use a larger part, as in train[:90%].")
+        raise UserError(data.split_key(split), split, "has no rows", LARGER_PART)
 
 
 def _selected_rows(data: Dataset, name: str, part: SplitSlice, split: str, download: bool) -> np.ndarray:
@@ -282,22 +260,21 @@ def _selected_rows(data: Dataset, name: str, part: SplitSlice, split: str, downl
     if part.order == BY_CLASS:
         problem, remedy = "is a slice by class, but text has no classes", "Use train[~:90%], in random order."
         raise UserError(data.split_key(split), split, problem, remedy)
-    if (stop := part.last_row) is not None:
-        size = stop
-    elif not download:
-        remedy = "Use numbers, as in train[:100000], or corpus.stream=false."
-        raise UserError(data.split_key(split), split, "needs the number of rows, which a stream does not know", remedy)
-    else:
-        with recorded_tables(), open_split(data, name, True) as table:  # read once more below, and recorded there
+    if (size := part.last_row) is None:
+        if not download:
+            problem = "needs the number of rows, which a stream does not know"
+            remedy = "Use numbers, as in train[:100000], or corpus.stream=false."
+            raise UserError(data.split_key(split), split, problem, remedy)
+        with recorded_tables(), open_split(data, name) as table:  # read once more later, and recorded there
             size = sum(1 for _ in _iterate(data, name, table))
     selection = np.zeros(size, dtype=bool)
     selection[part.rows(size)] = True
     return selection
 
 
-def _iterate(data: Dataset, split: str, table: Table) -> Iterator[dict[str, Any]]:
+def _iterate(data: Dataset, split: str, table: Table) -> Iterator[Row]:
     """Yield the rows of ``table``, and raise a ``UserError`` if there is none or one cannot be read."""
-    rows, is_empty = iter(table), True
+    rows, is_empty = table.rows(), True
     while True:
         try:
             row = next(rows)
@@ -308,22 +285,20 @@ def _iterate(data: Dataset, split: str, table: Table) -> Iterator[dict[str, Any]
         is_empty = False
         yield row
     if is_empty:
-        raise empty_split(data, split, table.origin)
+        raise _empty_split(data, split, table.origin)
 
 
 def inspect_columns(data: Dataset, split: str) -> dict[str, str]:
-    """Return the columns of a split, each with its type: that of the schema, or of all values.
+    """Return the columns of a split, each with the type of all its values; a slice stands for its split.
 
     Raises:
         UserError: as ``read_table``.
     """
-    with locate_split(data, split) as (source, name):
-        name, _ = parse_split(name)
-        with open_split(source, name) as table:
-            types = table.column_types()
-            if all(kind == EMPTY for kind in types.values()):
-                raise empty_split(data, split, table.origin)
-            return types
+    with locate_split(data, split) as (source, name), open_split(source, parse_split(name)[0]) as table:
+        types = table.column_types()
+        if all(kind == EMPTY for kind in types.values()):
+            raise _empty_split(source, parse_split(name)[0], table.origin)
+        return types
 
 
 def column_names(data: Dataset, split: str) -> list[str]:
@@ -333,7 +308,7 @@ def column_names(data: Dataset, split: str) -> list[str]:
         UserError: as ``read_table``.
     """
     with locate_split(data, split) as (source, name), open_split(source, parse_split(name)[0]) as table:
-        return table.column_names or list(table.column_types())  # a stream knows them after its first row
+        return table.column_names or list(table.column_types())  # JSON's are those of all rows
 
 
 def read_columns(data: Dataset, split: str, names: Iterable[str]) -> dict[str, list[Any]]:
@@ -352,6 +327,10 @@ def _check_columns(data: Dataset, split: str, available: list[str], required: Ma
             problem = f"split '{split}' of {data.dataset} has no column '{column}'"
             value = format_list(data.columns) if key == f"{data.key}.columns" else column
             raise UserError(key, value, problem, f"It has: {listed_names(available)}.")
+
+
+def _empty_split(data: Dataset, split: str, origin: str) -> UserError:
+    return UserError(data.split_key(split), split, f"the split is empty ({origin})", "Download or write it again.")
 
 
 def listed_names(names: Sequence[str], limit: int = 12) -> str:

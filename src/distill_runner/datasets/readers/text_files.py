@@ -1,16 +1,16 @@
-"""Files of text as lines: their encoding, compressed files, and what is said of bytes that are no text."""
+"""Files of text: their encoding, compressed files, and plain text in lines or paragraphs."""
 
 import bz2
 import codecs
 import gzip
 import io
 import lzma
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from distill_runner.datasets.readers.table import FileProblem, FilesTable
+from distill_runner.datasets.readers.table import FileProblem, FileRecord, Reader, Row
 
 SAMPLE_BYTES = 2**20
 """Bytes at the beginning of a file from which its encoding is checked."""
@@ -58,24 +58,14 @@ COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
 
 
 @contextmanager
-def open_bytes(file: Path) -> Iterator[Any]:
-    """Open a file, decompressed if its name says that it is compressed.
-
-    Raises:
-        FileProblem: the compressed file is damaged or incomplete.
-    """
-    opener = COMPRESSIONS.get(file.suffix.lower())
-    if opener is None:
-        with file.open("rb") as stream:
-            yield stream
-        return
+def _open_bytes(file: Path) -> Iterator[Any]:
+    """Open a file, decompressed if its name says that it is compressed."""
+    opener = COMPRESSIONS.get(file.suffix.lower(), lambda path: path.open("rb"))
     try:
         with opener(file) as stream:
             yield stream
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise FileProblem(f"cannot be decompressed: {error}", "Download or write it again.") from error
-    except OSError as error:
-        if error.errno is not None:
+    except (EOFError, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         raise FileProblem(f"cannot be decompressed: {error}", "Download or write it again.") from error
 
@@ -87,6 +77,7 @@ class TextFile:
         file: path of the file, which may be compressed.
         encoding: its encoding: the one that its byte order mark names, else ``requested``, else UTF-8.
         newline: what ends its lines: ``\\n``, or ``\\r`` in files of old Macs. Lines keep it, and a ``\\r`` before it.
+        remarks: what the file's encoding is, unless it is UTF-8.
     Args:
         requested: encoding that the user named; None accepts UTF-8, and what a byte order mark names.
         option: option that names the encoding, for messages.
@@ -96,11 +87,12 @@ class TextFile:
 
     def __init__(self, file: Path, requested: str | None, option: str) -> None:
         self.file, self.option = file, option
-        with open_bytes(file) as stream:
+        with _open_bytes(file) as stream:
             sample = stream.read(SAMPLE_BYTES)
         self.encoding = self._checked_encoding(sample, requested)
         text = codecs.getincrementaldecoder(self.encoding)("replace").decode(sample)
         self.newline = "\r" if "\r" in text and "\n" not in text else "\n"
+        self.remarks = [] if self.encoding.startswith("utf-8") else [self.encoding]
 
     def lines(self) -> Iterator[str]:
         """Yield the lines with their ends.
@@ -108,39 +100,30 @@ class TextFile:
         Raises:
             FileProblem: a line is not in the file's encoding.
         """
-        with open_bytes(self.file) as stream:
+        with _open_bytes(self.file) as stream:
             try:
                 yield from io.TextIOWrapper(io.BufferedReader(stream), encoding=self.encoding, newline=self.newline)
             except UnicodeError as error:
                 raise self._undecodable() from error
 
-    @property
-    def remarks(self) -> list[str]:
-        """What the file's encoding is, unless it is UTF-8."""
-        return [] if self.encoding.startswith("utf-8") else [self.encoding]
-
     def _checked_encoding(self, sample: bytes, requested: str | None) -> str:
-        magic = next((content for first, content in MAGIC.items() if sample.startswith(first)), None)
-        if magic is not None:
-            name = self.file.name
-            raise FileProblem(
-                f"is {magic}, which its name does not say", f"Rename {name}, or save it as its name says."
-            )
+        if content := next((content for first, content in MAGIC.items() if sample.startswith(first)), None):
+            remedy = f"Rename {self.file.name}, or save it as its name says."
+            raise FileProblem(f"is {content}, which its name does not say", remedy)
         mark = next((encoding for first, encoding in MARKS if sample.startswith(first)), None)
         name = codecs.lookup(requested or "utf-8").name
         has_nulls = sample.count(0) > MIN_NULLS * len(sample)
-        if mark is None and has_nulls and not name.startswith(("utf-16", "utf-32")):
+        if mark is not None:
+            if requested is not None and not name.startswith(mark.removesuffix("-sig")):
+                problem = f"has the byte order mark of {mark.removesuffix('-sig').upper()}, not of {requested}"
+                raise FileProblem(problem, f"{self.option}=null reads it as such.")
+            return mark
+        if has_nulls and not name.startswith(("utf-16", "utf-32")):
             order = "le" if sample[1::2].count(0) >= sample[::2].count(0) else "be"
             problem = "is UTF-16 without a byte order mark"
             raise FileProblem(problem, f"{self.option}=utf-16-{order}, or save it as UTF-8.")
         if requested is None:
-            return mark or "utf-8"
-        if mark is not None:
-            marked = mark.removesuffix("-sig")
-            if not name.startswith(marked):
-                problem = f"has the byte order mark of {marked.upper()}, not of {requested}"
-                raise FileProblem(problem, f"{self.option}=null reads it as such.")
-            return mark
+            return "utf-8"
         keeps_ascii = b"a,b".decode(name, "replace") == "a,b"
         if _is_utf8(sample) and not has_nulls and not (keeps_ascii and (sample.isascii() or name.startswith("utf"))):
             problem = f"is UTF-8, which {self.option}={requested} would misread"
@@ -153,17 +136,14 @@ class TextFile:
         """Return the problem of bytes that are not in the file's encoding, with what the first such line may be."""
         if self.encoding not in ("utf-8", "utf-8-sig"):
             return FileProblem(f"has bytes that are not {self.encoding}", f"Name its encoding: {self.option}=<name>")
-        with open_bytes(self.file) as stream:
+        with _open_bytes(self.file) as stream:
             lines = enumerate(stream, start=1)
             number, line = next((number, line) for number, line in lines if not _is_utf8(line, final=True))
-        try:
-            text = line.decode("cp1252")
-        except UnicodeDecodeError:
-            text = line.decode("latin-1")
+        text = line.decode("cp1252", "replace")
         start = next(position for position, char in enumerate(text) if ord(char) > 127)
         words = text[max(0, start - 20) : start + 20].replace("\t", " ").replace("\xa0", " ").strip("\r\n ")
         remedy = f"{self.option}=<the encoding that it was saved in>, or save it as UTF-8."
-        if words and words.isprintable():
+        if words.isprintable() and "\ufffd" not in words:
             remedy = f"{self.option}=cp1252 (Excel, Windows) if '{words}' is right, else the one that it was saved in."
         return FileProblem(f"line {number} is not UTF-8", remedy)
 
@@ -177,35 +157,30 @@ def _is_utf8(sample: bytes, final: bool = False) -> bool:
     return True
 
 
-class PlainTextTable(FilesTable):
-    """Files of plain text with the column ``text``: a row for each paragraph, which blank lines separate, or each line.
+class PlainTextReader(Reader):
+    """Plain text with the column ``text``: a row for each paragraph, which blank lines separate, or each line.
 
     Args:
-        files: the files by name.
         by_line: whether each line is a row, blank lines too.
     """
 
     untyped = True
+    names = ("text",)
 
-    def __init__(self, origin: str, files: Mapping[str, TextFile], by_line: bool) -> None:
-        super().__init__(origin, files)
-        self.column_names = ["text"]
-        self._files, self._by_line = list(files.values()), by_line
+    def __init__(self, text_file: TextFile, by_line: bool) -> None:
+        self._file, self._by_line = text_file, by_line
 
-    def rows_of(self, number: int) -> Iterator[dict[str, Any]]:
-        record, text_file = self.records[number], self._files[number]
-        record.rows = record.lines = 0
-        record.remarks = ["a text in each line" if self._by_line else "a text in each paragraph", *text_file.remarks]
+    def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
+        record.lines = 0
+        record.remarks += ["a text in each line" if self._by_line else "a text in each paragraph", *self._file.remarks]
         paragraph: list[str] = []
-        for line in self.checked(number, text_file.lines()):
+        for line in self._file.lines():
             record.lines += 1
             text = line.rstrip("\r\n")
             if self._by_line or text.strip():
                 paragraph.append(text)
             if paragraph and (self._by_line or not text.strip()):
-                record.rows += 1
                 yield {"text": "\n".join(paragraph)}
                 paragraph = []
         if paragraph:
-            record.rows += 1
             yield {"text": "\n".join(paragraph)}
