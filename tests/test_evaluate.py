@@ -198,7 +198,7 @@ def test_lower_is_better_may_be_reported(tmp_path: Path) -> None:
 
 def test_paired_tests_compute_the_metric_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interval is that of our own accuracy, drawn with the same seeds, up to its slower way."""
-    monkeypatch.setattr("distill_runner.report.resampling.LoopedScores.draws", 200)
+    monkeypatch.setattr("distill_runner.report.resampling.LOOPED_DRAWS", 200)
     name = module(tmp_path / "acc", "{'acc': sum(a == b for a, b in zip(predictions, references)) / len(references)}")
     other = OUTPUTS + RNG.normal(size=OUTPUTS.shape)
     test = paired_scores(name, [OUTPUTS], [other], LABELS).test()

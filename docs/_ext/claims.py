@@ -9,11 +9,14 @@ from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
+from math import sqrt
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import yaml
 from pydantic import Field, model_validator
+from scipy.special import stdtrit
 
 from distill_runner.common.errors import quantity
 from distill_runner.common.schema import Schema, validate_config
@@ -32,7 +35,7 @@ from distill_runner.report.compare import (
 from distill_runner.report.comparison_text import bounds_text, conclusion_text, escaped
 from distill_runner.report.identity import identity_of
 from distill_runner.report.rows import Row, tabulate
-from distill_runner.report.statistics import MethodTest
+from distill_runner.report.statistics import CRITICAL, MethodTest
 
 RESULTS = Path(__file__).parents[1] / "results"
 CLAIMS, PAGE = RESULTS / "claims.yaml", RESULTS / "index.md"
@@ -76,9 +79,15 @@ class Record(Schema):
             return MethodTest(difference, self.seeds, self.seed_variance / 1e4, self.example_variance / 1e4, looks)
         if self.low is None or self.high is None or not (self.seeds_p or self.seed_differences):
             return None
-        of_seeds = [value / 100 for value in self.seed_differences or ()]
-        interval = self.low / 100, self.high / 100
-        return MethodTest.from_summary(difference, interval, self.seeds, self.seeds_p, of_seeds, looks)
+        if self.seeds < 2:
+            return None
+        # The interval's variance includes the part of seed and example, which counts twice: the test is too careful.
+        if self.seed_differences:
+            error = float(np.std(self.seed_differences, ddof=1)) / 100 / sqrt(self.seeds)
+        else:
+            error = abs(difference) / max(-float(stdtrit(self.seeds - 1, (self.seeds_p or 1.0) / 2)), 1e-3)
+        example_variance = ((self.high - self.low) / 100 / (2 * CRITICAL)) ** 2
+        return MethodTest(difference, self.seeds, error**2, example_variance, looks)
 
 
 class Trial(Schema):

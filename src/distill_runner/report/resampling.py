@@ -6,11 +6,11 @@ interval is a bootstrap percentile interval, with an exact one where few example
 other, such as questions about one text, are swapped and drawn together, as one unit.
 
 Computations use float64 and a fixed seed, so results depend on the arguments alone. A score is a function of sums over
-units, or of weighted ranks, which allows all draws at once. Other metrics are computed draw by draw.
+units, or of ranks, which allows many draws at once. Other metrics are computed draw by draw.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, cycle, islice
@@ -22,11 +22,9 @@ from distill_runner.datasets.metrics import metric_function
 from distill_runner.report.sample_scores import (
     RANKED,
     SUMMED,
+    Metric,
     ScoreOfSums,
     mean_of_sums,
-    middle_ranks,
-    standardized,
-    weighted_correlation,
 )
 from distill_runner.report.statistics import CONFIDENCE, CRITICAL
 
@@ -80,7 +78,7 @@ class PairedScores(ABC):
     examples: int
     units: int
     is_different: np.ndarray
-    draws = DRAWS
+    draws: int
 
     @abstractmethod
     def scores(self, counts: np.ndarray) -> np.ndarray:
@@ -221,7 +219,7 @@ class SummedScores(PairedScores):
             score: maps their sums to the score.
             clusters: (N,), equal for examples that depend on each other; None if none do.
         """
-        self.sizes, self.examples, self.score = (len(first), len(second)), len(first[0]), score
+        self.sizes, self.examples, self.score, self.draws = (len(first), len(second)), len(first[0]), score, DRAWS
         statistics = np.stack([np.asarray(run, dtype=np.float64) for run in (*first, *second)])
         if clusters is not None:
             _, cluster = np.unique(clusters, return_inverse=True)
@@ -290,107 +288,38 @@ class SummedScores(PairedScores):
         return low, high, ((high - low) / (2 * CRITICAL)) ** 2
 
 
-class ScoresOfOutputs(PairedScores):
+class DrawnScores(PairedScores):
     """Scores by a metric that is no function of sums; they are computed from the outputs of each draw."""
 
-    def __init__(self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], labels: np.ndarray) -> None:
-        self.sizes, self.examples, self.units = (len(first), len(second)), len(labels), len(labels)
-        self.labels, self.outputs = labels, np.stack([*first, *second])
-        pairs = range(lcm(*self.sizes))
-        self.pairs = [(number % self.sizes[0], self.sizes[0] + number % self.sizes[1]) for number in pairs]
-        self.is_different = np.any(
-            [(self.outputs[one] != self.outputs[other]).any(axis=-1) for one, other in self.pairs], axis=0
-        )
-
-
-class LoopedScores(ScoresOfOutputs):
-    """Scores by any metric, computed draw by draw."""
-
-    draws = LOOPED_DRAWS
-
     def __init__(
-        self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], metric: str, labels: np.ndarray
+        self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], metric: Metric, labels: np.ndarray, draws: int
     ) -> None:
-        super().__init__(first, second, labels)
-        self.metric = metric_function(metric)
+        """Take the outputs.
+
+        Args:
+            first, second: outputs (N, C) of each run, which methods swap.
+            metric: maps outputs (R, N, C) and labels (R, N) of R samples to scores (R,).
+        """
+        self.sizes, self.examples, self.units = (len(first), len(second)), len(labels), len(labels)
+        self.outputs, self.metric, self.labels, self.draws = np.stack([*first, *second]), metric, labels, draws
+        count = lcm(*self.sizes)
+        self.pairs = [(number % self.sizes[0], self.sizes[0] + number % self.sizes[1]) for number in range(count)]
+        differences = [(self.outputs[one] != self.outputs[other]).any(axis=-1) for one, other in self.pairs]
+        self.is_different = np.any(differences, axis=0)
 
     def scores(self, counts: np.ndarray) -> np.ndarray:
-        samples = [np.repeat(np.arange(self.units), count) for count in counts]
-        return np.array([[self.metric(run[rows], self.labels[rows]) for run in self.outputs] for rows in samples])
+        rows = np.stack([np.repeat(np.arange(self.units), count) for count in counts])
+        return np.stack([self.metric(run[rows], self.labels[rows]) for run in self.outputs], axis=1)
 
     def swapped_difference(self, masks: np.ndarray) -> np.ndarray:
         is_swapped = np.zeros((len(masks), self.units, 1), dtype=bool)
         is_swapped[:, self.is_different, 0] = masks
-        return np.array([np.mean([self._of_pair(*pair, mask) for pair in self.pairs]) for mask in is_swapped])
-
-    def _of_pair(self, one: int, other: int, mask: np.ndarray) -> float:
-        first, second = self.outputs[one], self.outputs[other]
-        swapped = np.where(mask, second, first), np.where(mask, first, second)
-        return self.metric(swapped[0], self.labels) - self.metric(swapped[1], self.labels)
-
-
-class RankedScores(ScoresOfOutputs):
-    """Spearman's rank correlation of all draws at once, alone or as the mean with Pearson's correlation.
-
-    A draw weights examples, and a weighted example has a middle rank: values are sorted once, not in each draw.
-    Methods swap ranks, and standardized outputs: a correlation does not depend on the scale of a method's outputs.
-    """
-
-    draws = RANKED_DRAWS
-
-    def __init__(
-        self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], with_pearson: bool, labels: np.ndarray
-    ) -> None:
-        super().__init__(first, second, labels)
-        self.with_pearson = with_pearson
-        everything = np.ones((1, self.units))
-        self.outputs = np.stack([standardized(run.reshape(-1)) for run in self.outputs])
-        self.ranks = np.concatenate([middle_ranks(run, everything) for run in self.outputs])
-        self.is_different = np.any([self.ranks[one] != self.ranks[other] for one, other in self.pairs], axis=0)
-        if with_pearson:
-            self.is_different |= np.any([self.outputs[one] != self.outputs[other] for one, other in self.pairs], axis=0)
-
-    def scores(self, counts: np.ndarray) -> np.ndarray:
-        def of_block(weights: np.ndarray) -> np.ndarray:
-            ranks = middle_ranks(self.labels, weights)
-            runs = zip(self.outputs, self.ranks, strict=True)
-            return np.stack([self._correlations(*run, self.labels, ranks, weights) for run in runs], axis=1)
-
-        return _by_block(of_block, counts.astype(np.float64))
-
-    def swapped_difference(self, masks: np.ndarray) -> np.ndarray:
-        labels = np.concatenate([self.labels, self.labels])
-        ranks = np.tile(middle_ranks(self.labels, np.ones((1, self.units))), 2)  # a swap changes no label
-        pairs = [
-            (
-                np.concatenate([self.outputs[one], self.outputs[other]]),
-                np.concatenate([self.ranks[one], self.ranks[other]]),
-            )
-            for one, other in self.pairs
-        ]
-
-        def of_block(masks: np.ndarray) -> np.ndarray:
-            swapped = np.zeros((len(masks), self.units))
-            swapped[:, self.is_different] = masks
-            sides = np.concatenate([1 - swapped, swapped], axis=1), np.concatenate([swapped, 1 - swapped], axis=1)
-            both = [[self._correlations(*pair, labels, ranks, side) for side in sides] for pair in pairs]
-            return np.mean([one - other for one, other in both], axis=0)
-
-        return _by_block(of_block, masks)
-
-    def _correlations(
-        self,
-        outputs: np.ndarray,
-        output_ranks: np.ndarray,
-        labels: np.ndarray,
-        label_ranks: np.ndarray,
-        weights: np.ndarray,
-    ) -> np.ndarray:
-        """Correlations (R,) of outputs with labels, all (N,) but the labels' ranks (R or 1, N); weights are (R, N)."""
-        correlations = weighted_correlation(middle_ranks(output_ranks, weights), label_ranks, weights)
-        if not self.with_pearson:
-            return correlations
-        return (correlations + weighted_correlation(outputs[None], standardized(labels)[None], weights)) / 2
+        labels = np.broadcast_to(self.labels, (len(masks), *self.labels.shape))
+        differences = []
+        for one, other in ((self.outputs[one], self.outputs[other]) for one, other in self.pairs):
+            swapped = np.where(is_swapped, other, one), np.where(is_swapped, one, other)
+            differences.append(self.metric(swapped[0], labels) - self.metric(swapped[1], labels))
+        return np.mean(differences, axis=0)
 
 
 def paired_scores(
@@ -404,9 +333,16 @@ def paired_scores(
         labels: (N,), or (N, C) of 0 and 1 for multi-label tasks.
     """
     if metric in RANKED:
-        return RankedScores(first, second, RANKED[metric], labels)
+        scores, exchanged = RANKED[metric]
+        one, other = ([exchanged(outputs.reshape(-1)) for outputs in runs] for runs in (first, second))
+        return DrawnScores(one, other, scores, labels, RANKED_DRAWS)
     if metric not in SUMMED:
-        return LoopedScores(first, second, metric, labels)
+        of_one = metric_function(metric)
+
+        def in_turn(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+            return np.array([of_one(*sample) for sample in zip(outputs, labels, strict=True)])
+
+        return DrawnScores(first, second, in_turn, labels, LOOPED_DRAWS)
     statistics, score = SUMMED[metric]
     one, other = ([statistics(outputs, labels) for outputs in runs] for runs in (first, second))
     return SummedScores(one, other, score)
@@ -416,12 +352,6 @@ def clustered_scores(first: Sequence[np.ndarray], second: Sequence[np.ndarray], 
     """Pair scores (N,) of each run on the same examples; the score is their mean. See ``SummedScores``."""
     one, other = ([np.stack([scores, np.ones_like(scores)], axis=1) for scores in runs] for runs in (first, second))
     return SummedScores(one, other, mean_of_sums, clusters)
-
-
-def _by_block(function: Callable[[np.ndarray], np.ndarray], draws: np.ndarray, size: int = 2**17) -> np.ndarray:
-    """Apply a function to blocks of draws (R, N) that fit into a cache."""
-    count = -(-draws.size // size)
-    return np.concatenate([function(block) for block in np.array_split(draws, max(1, min(count, len(draws))))])
 
 
 def _blocks(draws: int, units: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Metrics of many samples of examples at once: as functions of sums over examples, and of weighted ranks."""
+"""Metrics of many samples of examples at once: as functions of sums over examples, and of ranks."""
 
 from collections.abc import Callable
 
@@ -95,29 +95,39 @@ def standardized(values: np.ndarray) -> np.ndarray:
     return centered / (centered.std() or 1.0)
 
 
-def middle_ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the middle ranks (R, N) of values (N,) that occur ``weights`` (R, N) times."""
-    _, value, counts = np.unique(values, return_inverse=True, return_counts=True)
-    of_value = weights[:, np.argsort(value, kind="stable")]
-    if len(counts) < len(values):
-        of_value = np.add.reduceat(of_value, np.cumsum(counts) - counts, axis=1)
-    ranks: np.ndarray = (np.cumsum(of_value, axis=1) - of_value / 2)[:, value]
-    return ranks
+def _correlation(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the Pearson correlations (R,) of x and y (R, N); 0 for constants."""
+    x, y = (one - one.mean(axis=1, keepdims=True) for one in (x.astype(np.float64), y.astype(np.float64)))
+    return _ratio((x * y).sum(axis=1), np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1)))
 
 
-def weighted_correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the Pearson correlations (R,) of x and y, each (R or 1, N), weighted by (R, N); 0 for constants."""
-    total = weights.sum(axis=1, keepdims=True)
-    x, y = (
-        one - np.einsum("rn,rn->r", weights, np.broadcast_to(one, weights.shape))[:, None] / total for one in (x, y)
-    )
-    weighted = weights * x
-    products = [np.einsum("rn,rn->r", one, other) for one, other in ((weighted, y), (weighted, x), (weights * y, y))]
-    return _ratio(products[0], np.sqrt(products[1] * products[2]))
+def _spearman(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    from scipy.stats import rankdata
+
+    return _correlation(rankdata(outputs[..., -1], axis=1), rankdata(labels, axis=1))
 
 
-RANKED = {"spearman": False, "pearson_spearman": True}
-"""Metrics of ranks, and whether the score is their mean with Pearson's correlation."""
+def _pearson_spearman(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return (_correlation(outputs[..., 0], labels) + _spearman(outputs, labels)) / 2
+
+
+def _ranks(outputs: np.ndarray) -> np.ndarray:
+    from scipy.stats import rankdata
+
+    return np.asarray(rankdata(outputs))[:, None]
+
+
+def _scores_and_ranks(outputs: np.ndarray) -> np.ndarray:
+    return np.concatenate([standardized(outputs)[:, None], _ranks(outputs)], axis=1)
+
+
+Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Maps outputs (R, N, C) and labels (R, N) or (R, N, C) of R samples to scores (R,)."""
+RANKED: dict[str, tuple[Metric, Callable[[np.ndarray], np.ndarray]]] = {
+    "spearman": (_spearman, _ranks),
+    "pearson_spearman": (_pearson_spearman, _scores_and_ranks),
+}
+"""Metrics of ranks, and what methods swap in place of outputs (N,), on whose scale a correlation does not depend."""
 
 SUMMED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ScoreOfSums]] = {
     "accuracy": (_is_correct, mean_of_sums),

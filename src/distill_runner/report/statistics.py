@@ -105,34 +105,6 @@ class MethodTest:
         residual = (float(resampled.var(axis=0, ddof=1).mean()) - of_mean) / (seeds - 1)
         return cls(float(np.mean(differences)), seeds, seed_variance, max(of_mean - residual, minimum, 0.0), looks)
 
-    @classmethod
-    def from_summary(
-        cls,
-        difference: float,
-        interval: tuple[float, float],
-        seeds: int,
-        seeds_p: float | None,
-        seed_differences: Sequence[float] = (),
-        looks: int = 1,
-    ) -> "MethodTest | None":
-        """Estimate the variances from the two tests that older pages print; None below two seeds.
-
-        The interval's variance includes the part of seed and example, which then counts twice: the test is too careful.
-
-        Args:
-            interval: of 95% over examples.
-            seeds_p: of the paired t-test over seeds; not needed if the seeds' differences are known.
-        """
-        from scipy.special import stdtrit
-
-        if seeds < 2:
-            return None
-        if seed_differences:
-            error = float(np.std(seed_differences, ddof=1)) / sqrt(seeds)
-        else:
-            error = abs(difference) / max(-float(stdtrit(seeds - 1, (seeds_p or 1.0) / 2)), 1e-3)
-        return cls(difference, seeds, error**2, ((interval[1] - interval[0]) / (2 * CRITICAL)) ** 2, looks)
-
     @cached_property
     def _scales(self) -> tuple[np.ndarray, np.ndarray]:
         """Standard deviations of the error, with their weights: one for each value of the scatter over seeds.
