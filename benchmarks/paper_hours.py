@@ -129,7 +129,7 @@ def data_of(stage: Any) -> tuple[Data, float]:
     if not data.tokens:
         return data, 0
     limit = next((length for length in sorted(data.tokens) if length >= config.task.max_length), max(data.tokens))
-    return replace(data, train=int(data.train * stage.data.share)), min(data.tokens[limit], config.task.max_length)
+    return replace(data, train=int(data.train * stage.share)), min(data.tokens[limit], config.task.max_length)
 
 
 def one_pass(stage: Any, tokens: float) -> float:
@@ -137,7 +137,7 @@ def one_pass(stage: Any, tokens: float) -> float:
     if stage.shape.reads_images:
         return forward_resnet(int(stage.root.config.model.architecture["depth"]))
     shape = stage.shape
-    words = 0.15 * tokens * 2 * (shape.width**2 + shape.width * shape.vocab_size) if stage.data.is_masked else 0
+    words = 0.15 * tokens * 2 * (shape.width**2 + shape.width * shape.vocab_size) if stage.is_masked else 0
     return forward(shape.num_layers, shape.width, tokens) + words
 
 
@@ -155,11 +155,11 @@ def count_stage(stage: Any, count: Count, visited: set[Any], times: int = 1) -> 
     operations = 3 * trained * one + evaluated * one
     if stage.teacher is not None:
         teacher_pass = one_pass(stage.teacher, tokens)
-        if stage.data.is_corpus or live_reason(stage, "auto"):
+        if stage.is_corpus or live_reason(stage, "auto"):
             operations += trained * teacher_pass
         else:
             new = {
-                (stage.teacher.key, str(stage.data.spec), followed) for followed in stage.teacher_checkpoints
+                (stage.teacher.key, str(stage.data_spec), followed) for followed in stage.teacher_checkpoints
             } - visited
             visited |= new
             count.add(len(new) * data.train * teacher_pass)

@@ -156,7 +156,7 @@ def prepare(
     stage = resolve(typed_run(config).stages, "student", "fp32")
     assert stage.config.task is not None
     (folder / "tokens").mkdir(exist_ok=True)
-    examples = stage.config.task.examples(stage.data.train_split)
+    examples = stage.config.task.examples(stage.train_split)
     words = AutoTokenizer.from_pretrained(resolve_source(tokenizer).folder)
     stage.config.task.write(folder / "tokens", examples, words)
     torch.manual_seed(0)

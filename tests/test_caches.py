@@ -14,23 +14,23 @@ from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store, is_complete
-from distill_runner.pipeline.targets import find_larger_cache
+from distill_runner.pipeline.targets import contains
 from helpers.small_runs import few_fast
 
 needs = st.fixed_dictionaries({"logits": st.booleans(), "cls": st.lists(st.integers(1, 6), unique=True).map(sorted)})
 
 
 def spec(needs: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {"kind": "targets", "teacher": "abc", "needs": needs, **changes}
+    return {"kind": "targets", "teacher": "abc", "needs": needs, "share": 1.0, **changes}
 
 
-@given(asked=needs, had=needs)
-def test_a_cache_that_serves_has_all_and_ran_the_teacher_as_far(asked: dict[str, Any], had: dict[str, Any]) -> None:
-    found = find_larger_cache(spec(asked), [spec(had)], depth=6)
-    far = [6 if one["logits"] else max(one["cls"], default=0) for one in (asked, had)]
-    has_all = {*asked["cls"]} <= {*had["cls"]} and (had["logits"] or not asked["logits"])
-    assert (found == spec(had)) == ((has_all and far[0] == far[1]) or asked == had)
-    assert find_larger_cache(spec(asked), [spec(had, teacher="another")], depth=6) == spec(asked)
+@given(own=needs, other=needs)
+def test_a_cache_that_serves_has_all_and_ran_the_teacher_as_far(own: dict[str, Any], other: dict[str, Any]) -> None:
+    far = [6 if one["logits"] else max(one["cls"], default=0) for one in (own, other)]
+    has_all = {*own["cls"]} <= {*other["cls"]} and (other["logits"] or not own["logits"])
+    assert contains(spec(other), spec(own), depth=6) == (has_all and far[0] == far[1])
+    assert not contains(spec(own, teacher="another"), spec(own), depth=6)
+    assert not contains(spec(own, share=0.5), spec(own), depth=6)
 
 
 def test_what_alp_has_cached_serves_pkd(compose: Callable[..., RunConfig], tmp_path: Path) -> None:

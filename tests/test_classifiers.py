@@ -297,11 +297,11 @@ def test_a_calibrated_teacher_has_the_temperature_that_fits(
         resolve(compose_run.stages, "student", "fp32")
         for compose_run in (run, compose(*overrides(teachers["qwen3"], tiny_bert_folder)))
     )
-    assert stage.spec == plain.spec | {"calibrate_teacher": True}
+    assert stage.spec == {**plain.spec, "calibrated_on": next(iter(stage.config.task.validation))}
     assert stage.config.task is not None
     task = stage.config.task.model_copy(update={"validation": {"b": "validation", "a": "validation"}})
     several = replace(stage, config=stage.config.model_copy(update={"task": task}))
-    assert several.spec["fitted_on"] == "b", "the store sorts the names of the splits"
+    assert several.spec["calibrated_on"] == "b", "the store sorts the names of the splits"
     builder = Pipeline(Store(run.store.dir), run.runtime)
     temperature = teacher_temperature(stage, builder)
     assert stage.teacher is not None

@@ -258,7 +258,7 @@ def test_plain_images_are_seen_once_and_cached(run: Callable[..., Run]) -> None:
 def test_inputs_without_labels_are_a_transfer_set(run: Callable[..., Run], images_folder: Path) -> None:
     where = f"transfer.parts.inputs.dataset={images_folder}"
     learning = run("transfer=custom", "student=resnet8", where, "transfer.parts.inputs.columns=[image]", method="kd")
-    assert learning.stage.data.labels == frozenset()
+    assert learning.stage.labels == frozenset()
     metrics = learning.metrics()
     assert metrics["examples"] == 2 * 60  # all of them: what is held out has no part in it
     assert set(metrics["metrics"]) == {"accuracy", "held_out/accuracy"}

@@ -151,7 +151,7 @@ def test_tokens_know_which_documents_are_repeated(compose: Callable[..., RunConf
     own = ("method=minilmv2", "corpus=custom", f"corpus.parts.text.dataset={tmp_path}", "corpus.max_length=48")
 
     def spec(*options: str) -> Any:
-        return resolve(compose(*own, "relations.heads=4", *options).stages, "distil", "fp32").data.split_spec("train")
+        return resolve(compose(*own, "relations.heads=4", *options).stages, "distil", "fp32").split_spec("train")
 
     plain = spec()
     assert not {"exponent", "version"} & plain["data"].keys()

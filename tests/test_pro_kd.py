@@ -25,7 +25,6 @@ from distill_runner.models.features import EncoderShape, FeatureRequest, Feature
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
-from distill_runner.pipeline.targets import targets_spec
 from distill_runner.report.result import run_result
 from distill_runner.training.teachers import CheckpointTargets
 from helpers import built_runs as built
@@ -349,16 +348,6 @@ def test_a_run_killed_in_any_phase_goes_on_to_the_same_end(compose: Compose, pro
     run.pipeline.report = run.report
     assert run.build() == prokd.build()
     assert run.trained[0] == stage
-
-
-def test_a_stage_without_a_route_has_the_key_it_always_had(compose: Compose) -> None:
-    names = {"kind", "schema", "stage", "seed", "data", "tokenizer", "model", "method", "teacher", "optim", "select"}
-    stage, followed = Run(compose("method=rkd")).stage, Run(compose("method=rco")).stage
-    assert stage.spec.keys() == names | {"precision", "versions", "code"}
-    assert followed.spec.keys() - stage.spec.keys() == {"route"}
-    plain = {"kind", "schema", "layout", "teacher", "tokens", "needs", "precision"}
-    assert targets_spec(stage, None).keys() == plain
-    assert targets_spec(stage, 2).keys() == plain | {"checkpoint"}
 
 
 # Compositions.

@@ -352,7 +352,7 @@ def test_missing_scores_of_an_ordinary_teacher_are_refused(
     """A typo once turned ``keep`` off, and all rows were used."""
     stage, pipeline = prepared(compose(*ALONE, "task.logits=[z_no,z_yess]", "task.keep=confident:0.8"))
     with pytest.raises(UserError, match="has no column 'z_"):
-        pipeline.inputs.split(stage, stage.data.train_split)
+        pipeline.inputs.split(stage, stage.train_split)
     where = [f"task.dataset={taught[1]}", "teacher=labels", "task.labels=null", "task.logits=[z_no,z_yes]"]
     stage, pipeline = prepared(compose(*ALONE, *where))
     assert "z_no, z_yes" in str(*score_lines(stage, pipeline.inputs))

@@ -492,7 +492,7 @@ def test_damaged_artifacts_are_built_again(reference: Run, used: Run, part: str)
         "student": used.store.path(used.stage.spec) / "model" / "model.safetensors",
         "teacher": used.store.path(used.stage.teacher.spec) / "model" / "model.safetensors",
         "targets": targets(used) / "cls.npy",
-        "tokens": used.store.path(used.stage.data.split_spec("train")) / "ids.npy",
+        "tokens": used.store.path(used.stage.split_spec("train")) / "ids.npy",
     }[part]
     whole = place.read_bytes()
     damage(place)

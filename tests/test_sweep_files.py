@@ -157,7 +157,7 @@ def test_a_stage_of_another_seed_is_what_it_is_alone(
             stage.spec,
             stage.config.seed,
             *own,
-            stage.data.split_spec("train"),
+            stage.split_spec("train"),
             *map(seeds, stage.upstream),
         ]
 

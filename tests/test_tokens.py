@@ -131,7 +131,7 @@ def test_targets_of_a_long_sentence_are_those_of_its_windows(tokens: Callable[..
     pipeline.prepare(stage)
     pipeline.build(stage)
     targets = np.load(pipeline.store.get(targets_spec(stage, None), lambda folder: None) / "logits.npy")
-    split: Any = pipeline.inputs.split(stage, stage.data.train_split)
+    split: Any = pipeline.inputs.split(stage, stage.train_split)
     assert stage.teacher is not None
     folder = pipeline.build(stage.teacher) / "model"
     model: Any = AutoModelForTokenClassification.from_pretrained(folder).eval()

@@ -110,7 +110,5 @@ def test_the_first_checkpoint_at_the_beginning_is_the_untrained_teacher(compose:
     pipeline.build(stage)
     first = pipeline.store.find(targets_spec(phase, 0))
     assert first is not None
-    expected = predict(
-        pipeline.untrained(teacher), pipeline.inputs.split(phase, phase.data.train_split), pipeline.device
-    )
+    expected = predict(pipeline.untrained(teacher), pipeline.inputs.split(phase, phase.train_split), pipeline.device)
     assert np.load(first / "logits.npy") == pytest.approx(expected, abs=1e-5)

@@ -150,7 +150,7 @@ def _require_same_teacher(runs: Sequence[FinishedRun]) -> FinishedRun:
     """Return the first run after checking that all runs have the same teacher and the same validation split."""
     first, *others = runs
     for run in others:
-        same_split = run.stage.data.split_spec(run.split) == first.stage.data.split_spec(first.split)
+        same_split = run.stage.split_spec(run.split) == first.stage.split_spec(first.split)
         if run.teacher.key != first.teacher.key or not same_split:
             problem = f"its teacher or task differs from that of {first.folder}"
             raise UserError("run", run.folder, problem, "Give runs of one task and one teacher.")

@@ -101,7 +101,7 @@ class Exporter:
             "kind": "onnx",
             "schema": SCHEMA,
             "stage": self.stage.key,
-            "tokens": self.stage.data.split_spec(self.split),
+            "tokens": self.stage.split_spec(self.split),
             "metrics": self.task.metrics[:1],
             "form": form,
             "versions": {name: version(name) for name in PROGRAMS},

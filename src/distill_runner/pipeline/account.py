@@ -55,7 +55,7 @@ def task_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     if (task := stage.config.task) is None:
         return
     accounts, hashes = Accounts(), Hashes()
-    for name, split in {"train": stage.data.train_split, **task.validation, **task.test}.items():
+    for name, split in {"train": stage.train_split, **task.validation, **task.test}.items():
         stored = inputs.account(stage, split)
         if stored is None and (absent := _not_downloaded(stage, split)):
             yield AccountLine("data", f"{absent} is not downloaded yet")
@@ -101,7 +101,7 @@ def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount,
 
 def example_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     """Yield a line for each stage of the run whose training examples have weights."""
-    for part in [*reversed(stage.all_upstream), stage]:
+    for part in stage.in_build_order:
         task = part.config.task
         if not isinstance(task, TextTask) or task.example_weight is None or part.config.prediction_source is not None:
             continue
@@ -128,7 +128,7 @@ def score_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         task = part.config.task
         if part.teacher is None or not part.teacher.has_columns or not isinstance(task, ScoredTask):
             continue
-        absent = (_not_downloaded(part, split) for split in (part.data.train_split, *task.validation.values()))
+        absent = (_not_downloaded(part, split) for split in (part.train_split, *task.validation.values()))
         if name := next(filter(None, absent), None):
             line = AccountLine("scores", f"{name} is not downloaded yet")
         else:
@@ -153,7 +153,7 @@ def corpus_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
 
 def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     """Yield a line for each model source whose weights a stage of the run starts from."""
-    for part in [*reversed(stage.all_upstream), stage]:
+    for part in stage.in_build_order:
         if part.model_source is None or part.config.model.layers == "random":
             continue
         base = part.model_source.base
@@ -191,7 +191,7 @@ def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     Raises:
         UserError: the outputs of a head are not named like the classes.
     """
-    for part in [*reversed(stage.all_upstream), stage]:
+    for part in stage.in_build_order:
         model, source, task = part.config.model, part.model_source, part.config.task
         if source is None or task is None or model.head != "keep":
             continue
@@ -217,7 +217,7 @@ def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
 
 def vocabulary_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     """Yield a line for each stage of the run that trims its vocabulary."""
-    for part in [*reversed(stage.all_upstream), stage]:
+    for part in stage.in_build_order:
         if part.config.model.vocabulary != "trim" or not isinstance(part.tokenizer, TrimmedTokenizer):
             continue
         if inputs.store.find(part.tokenizer.spec) is None:

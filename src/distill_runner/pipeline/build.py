@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,15 +14,15 @@ import torch
 
 from distill_runner.common.errors import UserError, error_context
 from distill_runner.common.library_switches import quiet_transformers
-from distill_runner.common.seeds import preserved_random_state, stage_seed
-from distill_runner.datasets.splits import Split
-from distill_runner.models.build import require_cuttable
-from distill_runner.pipeline.inputs import Inputs, initial_model, saved_model, weights_report
+from distill_runner.common.seeds import preserved_random_state, seed_all, stage_seed
+from distill_runner.models.build import build, load_model, require_cuttable
+from distill_runner.models.trimming import trim_embeddings
+from distill_runner.pipeline.inputs import Inputs, weights_report
 from distill_runner.pipeline.planning import METRICS, missing_caches
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import SCHEMA, Store, link_tree, remove
-from distill_runner.pipeline.targets import column_outputs, ensemble_mean, teacher_targets
+from distill_runner.pipeline.targets import column_outputs, teacher_targets
 from distill_runner.training.config import Runtime
 from distill_runner.training.data import Data
 from distill_runner.training.devices import Device
@@ -115,28 +115,19 @@ class Pipeline:
                 if (report := weights_report(stage)) is not None and not stage.config.model.allow_missing:
                     report.require(stage.model_source.name)
                 require_cuttable(stage.config.model, stage.model_source)
-            self._check_max_steps(stage, len(self.inputs.data(stage)))
-
-    @staticmethod
-    def _check_max_steps(stage: Stage, num_examples: int) -> None:
-        """Warn if ``optim.max_steps`` ends the training before its epochs, which schedules and routes count in.
-
-        Raises:
-            UserError: the method needs more epochs.
-        """
-        optim = stage.config.optim
-        if optim.max_steps is None or optim.epochs == 0:
-            return
-        num_epochs = optim.num_epochs(num_examples)
-        if optim.epochs is not None and num_epochs < optim.epochs:
-            warning = "stage %s: optim.max_steps=%d ends the training in epoch %d of %d"
-            log.warning(warning, stage.name, optim.max_steps, num_epochs, optim.epochs)
-        assert stage.description is not None
-        try:
-            stage.description.check_epochs(num_epochs)
-        except UserError as error:
-            problem = f"ends the training in epoch {num_epochs}, but {error.problem}"
-            raise UserError(".optim.max_steps", optim.max_steps, problem, "Raise it, or leave it out.") from error
+            data, optim, description = self.inputs.data(stage), stage.config.optim, stage.description
+            if optim.max_steps is None or optim.epochs == 0:
+                return
+            num_epochs = optim.num_epochs(len(data))
+            if optim.epochs is not None and num_epochs < optim.epochs:
+                warning = "stage %s: optim.max_steps=%d ends the training in epoch %d of %d"
+                log.warning(warning, stage.name, optim.max_steps, num_epochs, optim.epochs)
+            assert description is not None
+            try:
+                description.check_epochs(num_epochs)  # schedules and routes count in epochs
+            except UserError as error:
+                problem = f"ends the training in epoch {num_epochs}, but {error.problem}"
+                raise UserError(".optim.max_steps", optim.max_steps, problem, "Raise it, or leave it out.") from error
 
     def build(self, stage: Stage, pause_after: int | None = None) -> Path:
         """Return the folder of the stage's artifact; build it, and the upstream stages it needs, if it is missing.
@@ -180,8 +171,7 @@ class Pipeline:
 
     def _build(self, stage: Stage, folder: Path, pause_after: int | None) -> None:
         if stage.config.prediction_source is not None:
-            members = [self.build(member) for member in stage.members]
-            evaluate_ensemble(stage, folder, members, lambda name: self.inputs.split(stage.members[0], name))
+            self._evaluate_predictions(stage, folder)
             return
         checkpoints = self.store.find(stage.checkpoints_spec)
         if checkpoints is None and stage.config.keep_checkpoints:
@@ -190,6 +180,21 @@ class Pipeline:
             link_tree(checkpoints / STAGE_FOLDER, folder)
         else:
             self._fit(stage, folder, None, pause_after)
+
+    def _evaluate_predictions(self, stage: Stage, folder: Path) -> None:
+        """Save the predictions of an ensemble for the validation splits, and their scores in ``metrics.json``.
+
+        A stage whose predictions are columns of the data has no members, and gets neither predictions nor scores.
+        """
+        task, scores = stage.config.task, dict[str, dict[str, float]]()
+        assert task is not None
+        members = [self.build(member) for member in stage.members]
+        for name, split in task.validation.items() if members else ():
+            predictions = [torch.from_numpy(np.load(member / PREDICTIONS.format(name))) for member in members]
+            outputs = stage.ensemble_mean(predictions).numpy()
+            np.save(folder / PREDICTIONS.format(name), outputs)
+            scores[name] = task.score(outputs, self.inputs.split(stage.members[0], split))
+        write_json(folder / METRICS, {"metrics": task.combined_metrics(scores) if scores else {}})
 
     def _fit(self, stage: Stage, folder: Path, epochs_folder: Path | None, pause_after: int | None) -> None:
         """Train a stage, and write all that it yields to ``folder``; its upstream stages are built first.
@@ -219,7 +224,9 @@ class Pipeline:
             tokenizer.save_pretrained(folder / "model")
         if stage.config.task is not None:
             stage.config.task.save_preprocessor(folder / "model")
-        final_metrics, outputs = data.final_evaluation(lambda: self.device.place(saved_model(stage, folder / "model")))
+        final_metrics, outputs = data.final_evaluation(
+            lambda: self.device.place(load_model(folder / "model", stage.head))
+        )
         for name, predictions in outputs.items():
             np.save(folder / PREDICTIONS.format(name), predictions)
         config = json.loads(
@@ -272,31 +279,22 @@ class Pipeline:
             return self._initial_model(stage)
 
     def _initial_model(self, stage: Stage) -> Any:
-        folder = self.build(stage.source) / "model" if stage.source else None
-        trims, tokenizer = stage.config.model.vocabulary == "trim", stage.tokenizer
-        remaining = self.inputs.trimmed(tokenizer)[1] if trims and isinstance(tokenizer, TrimmedTokenizer) else None
-        return initial_model(stage, folder, self.inputs.vocab_size(stage), remaining)
+        """Seed all random number generators, and return the model to train.
 
-
-def evaluate_ensemble(stage: Stage, folder: Path, members: Sequence[Path], split: Callable[[str], Split]) -> None:
-    """Save the predictions of an ensemble for the validation splits, and their scores in ``metrics.json``.
-
-    A stage whose predictions are columns of the data has no members, and gets neither predictions nor scores.
-
-    Args:
-        folder: the folder of the ensemble's artifact.
-        members: the folders of the members' artifacts.
-        split: returns a split of the task, given its name.
-    """
-    task, scores = stage.config.task, dict[str, dict[str, float]]()
-    assert task is not None
-    for name, split_name in task.validation.items() if members else ():
-        predictions = [torch.from_numpy(np.load(member / PREDICTIONS.format(name))) for member in members]
-        outputs = ensemble_mean(stage)(predictions).numpy()
-        np.save(folder / PREDICTIONS.format(name), outputs)
-        scores[name] = task.score(outputs, split(split_name))
-    metrics = task.combined_metrics(scores) if scores else {}
-    write_json(folder / METRICS, {"metrics": metrics})
+        The method draws its own parameters from the same generators afterwards.
+        """
+        model, tokenizer, remaining = stage.config.model, stage.tokenizer, None
+        if stage.source:
+            model = model.model_copy(update={"source": str(self.build(stage.source) / "model")})
+        if model.vocabulary == "trim" and isinstance(tokenizer, TrimmedTokenizer):
+            remaining = self.inputs.trimmed(tokenizer)[1]
+        vocab_size = self.inputs.vocab_size(stage)
+        # Earlier results may have come from the store instead, so computing them must not change what is drawn here.
+        seed_all(stage_seed(stage.config.seed, stage.name))
+        network = build(model, stage.head, vocab_size, stage.model_source)
+        if remaining is not None:  # only now, so that a new head has the same weights as with the full vocabulary
+            trim_embeddings(network, remaining)
+        return network
 
 
 def _is_complete(folder: Path) -> bool:

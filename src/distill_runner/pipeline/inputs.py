@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, error_context, quantity
-from distill_runner.common.seeds import seed_all, stage_seed
+from distill_runner.common.seeds import stage_seed
 from distill_runner.datasets.corpora import train_wordpiece, write_examples
 from distill_runner.datasets.readers.contents import hub_commit
 from distill_runner.datasets.readers.dataset import Dataset
 from distill_runner.datasets.readers.table import TableRecord, recorded_tables
 from distill_runner.datasets.readers.tables import column_names
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
-from distill_runner.models.build import build, load_model
 from distill_runner.models.sources import ModelSource, resolve_source
-from distill_runner.models.trimming import num_changed, trim_embeddings, trim_tokenizer
+from distill_runner.models.trimming import num_changed, trim_tokenizer
 from distill_runner.models.weights import WeightsReport, read_report
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
@@ -60,7 +59,7 @@ class Inputs:
         def train(folder: Path) -> None:
             train_wordpiece(corpus.texts("train"), size, folder)
 
-        return resolve_source(str(self.store.get(stage.data.vocabulary_spec, train))).tokenizer()
+        return resolve_source(str(self.store.get(stage.vocabulary_spec, train))).tokenizer()
 
     def trimmed(self, tokenizer: TrimmedTokenizer) -> tuple[Path, np.ndarray]:
         """Return the folder of a trimmed tokenizer, which is made first if missing, and the old ids of its tokens."""
@@ -72,20 +71,6 @@ class Inputs:
 
         folder = self.store.get(tokenizer.spec, write)
         return folder, np.load(folder / REMAINING)
-
-    def _num_changed(self, stage: Stage, name: str, split: Any) -> int:
-        """Return how many texts of a split have other tokens than with the full tokenizer.
-
-        Raises:
-            UserError: texts that the student is trained on have.
-        """
-        assert isinstance(stage.tokenizer, TrimmedTokenizer)
-        full = self.split(stage.with_full_vocabulary, name)
-        count = num_changed(split.teacher_inputs, full.teacher_inputs, self.trimmed(stage.tokenizer)[1])
-        if count and stage.config.model.vocabulary == "trim" and name == stage.data.train_split:
-            problem = f"{count:,} of {quantity(len(split), 'training text', ',')} would have other tokens"
-            raise UserError(".model.vocabulary", "trim", problem, "Leave it out.")
-        return count
 
     def vocab_size(self, stage: Stage) -> int | None:
         """Return the vocabulary size of a newly initialized or resized model; None keeps that of the source.
@@ -124,21 +109,26 @@ class Inputs:
             opened = task.open(folder) if task is not None else CorpusSplit(folder)
             account.rows = opened.num_examples
             if isinstance(stage.tokenizer, TrimmedTokenizer):
-                account.retokenized = [self._num_changed(stage, name, opened), len(opened.teacher_inputs)]
+                full, remaining = self.split(stage.with_full_vocabulary, name), self.trimmed(stage.tokenizer)[1]
+                changed = num_changed(opened.teacher_inputs, full.teacher_inputs, remaining)
+                account.retokenized = [changed, len(opened.teacher_inputs)]
+                if changed and stage.config.model.vocabulary == "trim" and name == stage.train_split:
+                    problem = f"{changed:,} of {quantity(len(opened), 'training text', ',')} would have other tokens"
+                    raise UserError(".model.vocabulary", "trim", problem, "Leave it out.")
             if stage_tokenizer is not None:
                 limit = task.num_positions if task is not None else corpus.max_length if corpus is not None else 0
                 account.lengths = length_counts(opened.lengths, cut, limit)
             write_json(folder / ACCOUNT, account.to_json())
 
-        folder = self.store.get(stage.data.split_spec(name), write)
-        return task.open(folder, stage.data.views) if task is not None else CorpusSplit(folder)
+        folder = self.store.get(stage.split_spec(name), write)
+        return task.open(folder, stage.views) if task is not None else CorpusSplit(folder)
 
     def account(self, stage: Stage, name: str) -> tuple[SplitAccount, np.ndarray | None] | None:
         """Return the account of a split in the store, and the hashes of its examples if they have any.
 
         None if the split is not in the store.
         """
-        folder = self.store.find(stage.data.split_spec(name))
+        folder = self.store.find(stage.split_spec(name))
         if folder is None or not (folder / ACCOUNT).exists():
             return None
         account = SplitAccount.from_json(json.loads((folder / ACCOUNT).read_text(encoding="utf-8")))
@@ -153,7 +143,7 @@ class Inputs:
     def _read_data(self, stage: Stage) -> Data:
         task, corpus = stage.config.task, stage.config.corpus
         seed = stage_seed(stage.config.seed, stage.name)
-        if not stage.data.has_evaluation_data:
+        if not stage.has_evaluation_data:
             return TextData(self.split(stage, "train"), self.device())
         if corpus is not None:
             tokenizer = self.tokenizer(stage)
@@ -161,12 +151,12 @@ class Inputs:
             return CorpusData(corpus, train, validation, tokenizer, seed, self.device())
         assert task is not None
         splits = {name: self.split(stage, split) for name, split in task.validation.items()}
-        train = self.split(stage, stage.data.train_split)
+        train = self.split(stage, stage.train_split)
         held_out = None
         if task.select_on == HELD_OUT:
-            full_split = train if stage.data.train_split == task.train else self.split(stage, task.train)
+            full_split = train if stage.train_split == task.train else self.split(stage, task.train)
             held_out = HeldOutSplit(full_split, held_out_rows(np.asarray(full_split.labels), task.hold_out))
-        return TaskData(task, train, splits, self.device(), stage.data.share, held_out, seed)
+        return TaskData(task, train, splits, self.device(), stage.share, held_out, seed)
 
 
 def read_examples(stage: Stage, name: str) -> Any:
@@ -179,7 +169,7 @@ def read_examples(stage: Stage, name: str) -> Any:
     assert task is not None
     if transfer and name == TRANSFER:
         return task.transfer(transfer)
-    if name == stage.data.train_split and isinstance(task, ScoredTask) and task.prediction_columns:
+    if name == stage.train_split and isinstance(task, ScoredTask) and task.prediction_columns:
         with recorded_tables():  # the task reads the split itself, and skips columns that are not there
             if not set(task.prediction_columns) <= set(column_names(task, name)):
                 task.score_table(name)
@@ -198,29 +188,6 @@ def account_of_examples(stage: Stage, name: str, examples: Any, tables: list[Tab
     return replace(account, texts=texts, label="", unread=of_files.unread)
 
 
-def initial_model(
-    stage: Stage, folder: Path | None, vocab_size: int | None, remaining_ids: np.ndarray | None = None
-) -> Any:
-    """Seed all random number generators, and return the model to train.
-
-    The method draws its own parameters from the same generators afterwards.
-
-    Args:
-        folder: the folder of the model to start from, if an upstream stage yields that model.
-        vocab_size: the vocabulary size of a newly initialized model.
-        remaining_ids: ids of the tokens that a trimmed vocabulary keeps; None keeps all.
-    """
-    # Earlier results may have come from the store instead, so computing them must not change the numbers drawn here.
-    seed_all(stage_seed(stage.config.seed, stage.name))
-    model = stage.config.model
-    if folder is not None:
-        model = model.model_copy(update={"source": str(folder)})
-    network = build(model, stage.head, vocab_size, stage.model_source)
-    if remaining_ids is not None:  # only now, so that a new head has the same weights as with the full vocabulary
-        trim_embeddings(network, remaining_ids)
-    return network
-
-
 def weights_report(stage: Stage) -> WeightsReport | None:
     """Return what the stage reads of its source's weights; None if it reads none, or they are not on this machine."""
     if stage.model_source is None:
@@ -229,25 +196,19 @@ def weights_report(stage: Stage) -> WeightsReport | None:
         return read_report(stage.model_source, stage.config.model, stage.head)
 
 
-def saved_model(stage: Stage, folder: Path) -> Any:
-    """Return the model that was saved in ``folder``, with its head for the stage's task."""
-    return load_model(folder, stage.head)
-
-
 def hub_commits(stage: Stage) -> dict[str, str]:
     """Return the commit of each hub model and dataset that the stage or its upstream stages read, by name."""
-    config, commits = stage.config, dict[str, str]()
-    for upstream in stage.upstream:
-        commits |= hub_commits(upstream)
-    sources = [source for source in (stage.model_source, stage.tokenizer) if isinstance(source, ModelSource)]
-    for source in [*sources, *(source.base for source in sources if source.base)]:
-        if source.commit is not None:
-            commits[source.name] = source.commit.sha
-    parts = [mixture.parts.values() for mixture in (config.corpus, config.transfer) if mixture]
-    data: list[Dataset] = [*filter(None, [config.task]), *chain(*parts)]
-    datasets = (entry.locate(split)[0] for entry in data for split in sorted(entry.splits))
-    return commits | {_dataset_name(dataset): sha for dataset in datasets if (sha := hub_commit(dataset))}
-
-
-def _dataset_name(dataset: Dataset) -> str:
-    return f"{dataset.dataset}@{dataset.revision}" if dataset.revision else dataset.dataset
+    commits = dict[str, str]()
+    for part in stage.in_build_order:
+        config, sources = part.config, [part.model_source, part.tokenizer]
+        for source in [source for source in sources if isinstance(source, ModelSource)]:
+            for own in [source, *([source.base] if source.base else [])]:
+                if own.commit is not None:
+                    commits[own.name] = own.commit.sha
+        mixtures = [mixture.parts.values() for mixture in (config.corpus, config.transfer) if mixture]
+        data: list[Dataset] = [*filter(None, [config.task]), *chain(*mixtures)]
+        for dataset in (entry.locate(split)[0] for entry in data for split in sorted(entry.splits)):
+            if (sha := hub_commit(dataset)) is not None:
+                name = f"{dataset.dataset}@{dataset.revision}" if dataset.revision else dataset.dataset
+                commits[name] = sha
+    return commits

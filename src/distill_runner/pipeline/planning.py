@@ -65,9 +65,9 @@ def position_warnings(stage: Stage) -> list[str]:
     Text of a corpus is what positions are trained on, so a stage that pre-trains is never among them.
     """
     lines = []
-    for part in [*reversed(stage.all_upstream), stage]:
+    for part in stage.in_build_order:
         length, trained = part.config.num_positions, part.num_trained_positions
-        if part.data.is_corpus or trained is None or length <= trained:
+        if part.is_corpus or trained is None or length <= trained:
             continue
         names = ", ".join(earlier.name for earlier in reversed(part.earlier))
         lines.append(

@@ -6,77 +6,38 @@ bound to both model shapes, once, and the stage keeps its description. A teacher
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from distill_runner.common.errors import UserError, error_context, quantity, suggestion
-from distill_runner.common.schema import Schema
-from distill_runner.common.shared import Shared
+from distill_runner.common.errors import UserError, error_context, format_list, quantity, suggestion
 from distill_runner.datasets.corpora.pretraining import SPECIAL_TOKENS
-from distill_runner.methods.config import MethodConfig, MethodDescription
-from distill_runner.methods.outputs import Classes
-from distill_runner.methods.routes import CheckpointSchedule
+from distill_runner.methods.config import MethodConfig
 from distill_runner.models.build import num_outputs
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.sources import ModelSource, read_shape, resolve_source, with_padding
 from distill_runner.models.zero_shot import Hypotheses
-from distill_runner.pipeline.checks import (
-    TRIM,
-    VOCABULARY,
-    require_labels,
-    require_positions,
-    require_teacher,
-    require_tokenizer,
-    require_weighted_terms,
-    serves,
-)
-from distill_runner.pipeline.config import StageConfig
-from distill_runner.pipeline.stage_data import CORPUS, Tokenizer
-from distill_runner.pipeline.stages import STAGE, Stage, TrimmedTokenizer
-from distill_runner.tasks import Task
+from distill_runner.pipeline.config import PredictionSource, StageConfig
+from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer, TrimmedTokenizer
 from distill_runner.tasks.scores import ScoredTask
-from distill_runner.training.config import Optim
+from distill_runner.tasks.text import TextTask
+
+VOCABULARY, TRIM = ".model.vocabulary", "trim"
 
 
-def resolve(stages: Mapping[str, StageConfig], name: str, precision: str, shared: Shared | None = None) -> Stage:
+def resolve(stages: Mapping[str, StageConfig], name: str, precision: str) -> Stage:
     """Return the stage ``name`` with the upstream stages that it needs.
 
-    Args:
-        shared: what is known of the parts of other runs' stages, such as the shapes of their models.
     Raises:
         UserError: a stage does not exist or needs itself, or models, data and methods do not fit each other.
     """
-    resolver = _Resolver(stages, precision, shared or Shared())
-    stage = resolver.resolve(name, "stage", name, ())
-    for upstream in resolver.stages.values():
-        require_positions(upstream)
-    return stage
-
-
-@dataclass
-class _Resolution:
-    """A stage, and the configurations by name of all stages that it needs, itself included.
-
-    They are kept, so that no other object takes the identity of one of their parts.
-    """
-
-    stage: Stage
-    configs: Mapping[str, StageConfig]
-
-    def fits(self, name: str, configs: Mapping[str, StageConfig], precision: str) -> bool:
-        """Return whether the stage is that of another run with these configurations."""
-        is_same = all(configs.get(part) is config for part, config in self.configs.items())
-        return is_same and (self.stage.name, self.stage.precision) == (name, precision)
-
-
-def _resolutions(_config: StageConfig) -> list[_Resolution]:
-    """Return a new list, for the stages with this configuration; they differ in what they need."""
-    return []
-
-
-def _resolutions_by_parts() -> dict[Any, _Resolution]:
-    """Return a new dictionary, for the first stage with some parts, whatever its seed."""
-    return {}
+    resolver = _Resolver(stages, precision)
+    resolver.resolve(name, "stage", name, ())
+    for stage in resolver.stages.values():
+        config, max_length = stage.config, stage.shape.max_length
+        if config.prediction_source is None and config.num_positions > max_length:
+            key = "task.max_length" if config.task else "corpus.max_length"
+            problem = f"the model reads at most {max_length} tokens"
+            raise UserError(key, config.num_positions, problem, f"Take {key}={max_length}.")
+    return resolver.stages[name]
 
 
 @dataclass
@@ -85,7 +46,6 @@ class _Resolver:
 
     configs: Mapping[str, StageConfig]
     precision: str
-    shared: Shared
     stages: dict[str, Stage] = field(default_factory=dict)
 
     def resolve(self, name: str, key: str, value: str, heirs: tuple[str, ...]) -> Stage:
@@ -96,49 +56,19 @@ class _Resolver:
         if name in heirs:
             raise UserError("stages", " -> ".join([*heirs, name]), "a stage depends on itself")
         if name not in self.stages:
-            earlier = self.shared(_resolutions, self.configs[name])
-            stage = next((other.stage for other in earlier if other.fits(name, self.configs, self.precision)), None)
-            if stage is None:
-                stage = self._with_other_seed(name, heirs)
-                needs = {part.name for part in (stage, *stage.all_upstream)}
-                configs = {part: config for part, config in self.configs.items() if part in needs}
-                earlier.append(_Resolution(stage, configs))
-            self.stages |= {part.name: part for part in (*stage.all_upstream, stage)}
+            config = self.configs[name]
+            if config.task is not None:
+                config = config.model_copy(update={"task": config.task.resolved()})
+            if config.prediction_source is not None:
+                self.stages[name] = self._predictions(name, config, config.prediction_source)
+            else:
+                with error_context(f"stages.{name}"):
+                    self.stages[name] = self._model(name, config, heirs)
         return self.stages[name]
 
-    def _with_other_seed(self, name: str, heirs: tuple[str, ...]) -> Stage:
-        """Return the stage, made from that of another run if there is one that differs only in the seed of this stage.
-
-        No seed decides how a stage is resolved. A trimmed vocabulary and the members of an ensemble hold stages with
-        their own seed.
-        """
-        config = self.configs[name]
-        others = tuple((other, id(part)) for other, part in self.configs.items() if other != name)
-        own = tuple(
-            id(part) if isinstance(part, Schema) else repr(part) for key, part in vars(config).items() if key != "seed"
-        )
-        resolutions, key = self.shared(_resolutions_by_parts), (name, self.precision, others, own)
-        if key not in resolutions:
-            resolutions[key] = _Resolution(self._resolve(name, heirs), self.configs)
-        stage = resolutions[key].stage
-        if stage.config.seed == config.seed:
-            return stage
-        holds_others = stage.members or config.model.vocabulary == TRIM
-        return self._resolve(name, heirs) if holds_others else stage.with_seed(config.seed)
-
-    def _resolve(self, name: str, heirs: tuple[str, ...]) -> Stage:
-        config = self.configs[name]
-        if config.task is not None:
-            config = config.model_copy(update={"task": self.shared(type(config.task).resolved, config.task)})
-        if config.prediction_source is not None:
-            return self._predictions(name, config)
-        with error_context(f"stages.{name}"):
-            return self._model(name, config, heirs)
-
-    def _predictions(self, name: str, config: StageConfig) -> Stage:
+    def _predictions(self, name: str, config: StageConfig, predictions: PredictionSource) -> Stage:
         """Return a stage of predictions. The members of an ensemble are the stage itself with different sources."""
-        predictions, task = config.prediction_source, config.task
-        assert predictions is not None
+        task = config.task
         if task is None:
             problem = "its predictions are for a task's examples, but the stage has a corpus"
             raise UserError("teacher", predictions.type, problem)
@@ -156,8 +86,7 @@ class _Resolver:
         for number, source in enumerate(predictions.sources, start=1):
             model = config.model.model_copy(update={"source": source})
             member = config.model_copy(update={"model": model, "prediction_source": None})
-            configs = {**self.configs, f"{name}{number}": member}
-            members.append(resolve(configs, f"{name}{number}", self.precision, self.shared))
+            members.append(resolve({**self.configs, f"{name}{number}": member}, f"{name}{number}", self.precision))
         return Stage(name, config, members[0].shape, self.precision, members=tuple(members))
 
     def _model(self, name: str, config: StageConfig, heirs: tuple[str, ...]) -> Stage:
@@ -171,113 +100,57 @@ class _Resolver:
             model_source = resolve_source(model.source)
         tokenizer = _tokenizer(config, source, model_source)
         if model.source is None and tokenizer is not None:
-            config = config.model_copy(update={"model": self.shared(_with_padding, model, tokenizer)})
-        shape = self.shared(_shape, config.model, config.task, config.optim, source, model_source)
-        require_tokenizer(config, tokenizer)
+            known = isinstance(tokenizer, ModelSource)
+            padding = tokenizer.tokenizer_traits.padding_id if known else SPECIAL_TOKENS.index("[PAD]")
+            model = with_padding(model, tokenizer.name if known else CORPUS, padding)
+            config = config.model_copy(update={"model": model})
+        shape = _shape(config, source, model_source)
         if model.source is not None and isinstance(tokenizer, ModelSource):
-            self.shared(_require_same_ids, config.model, source.tokenizer if source else model_source, tokenizer)
-            shape = self.shared(_with_embeddings, config.model, shape, tokenizer)
+            _require_same_ids(model, source.tokenizer if source else model_source, tokenizer)
+            shape = _with_embeddings(model, shape, tokenizer)
         stage = Stage(name, config, shape, self.precision, tokenizer, source, model_source)
-        require_labels(stage)
-        require_weighted_terms(config)
-        if config.optim.epochs != 0 and not config.method.terms:
-            raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
+        _require_labels(stage)
+        _require_terms(stage)
         if not config.method.reads_teacher:
-            stage = replace(stage, description=self.shared(_description, config.method, shape, None, config.task))
+            stage = replace(stage, description=config.method.describe(shape, None, stage.outputs))
         elif config.teacher is None:
             raise UserError("teacher", None, "this method needs a teacher, but the stage has none")
         else:
-            teacher = self.resolve(config.teacher, ".teacher", config.teacher, (*heirs, name))
-            stage = _with_teacher(stage, teacher, self.shared)
-        return _trimmed(stage) if config.model.vocabulary == TRIM else stage
+            stage = _with_teacher(stage, self.resolve(config.teacher, ".teacher", config.teacher, (*heirs, name)))
+        if model.vocabulary != TRIM:
+            return stage
+        if isinstance(stage.tokenizer, ModelSource):
+            return replace(stage, tokenizer=TrimmedTokenizer(stage))
+        problem, remedy = "the stage that it continues has a trimmed vocabulary already", "Leave it out."
+        if stage.tokenizer is None:
+            problem = "this model reads no text"
+        elif stage.tokenizer == CORPUS:
+            problem = "the vocabulary is trained on the corpus, so that it has no tokens to remove"
+            remedy = "Set its size instead: corpus.vocab_size."
+        raise UserError(VOCABULARY, TRIM, problem, remedy)
 
 
-def _trimmed(stage: Stage) -> Stage:
-    """Return the stage with its vocabulary trimmed to its training texts.
-
-    Raises:
-        UserError: it has no vocabulary of a pre-trained tokenizer.
-    """
-    if isinstance(stage.tokenizer, ModelSource):
-        return replace(stage, tokenizer=TrimmedTokenizer(stage))
-    if stage.tokenizer is None:
-        raise UserError(VOCABULARY, TRIM, "this model reads no text", "Leave it out.")
-    if stage.tokenizer == CORPUS:
-        problem = "the vocabulary is trained on the corpus, so that it has no tokens to remove"
-        raise UserError(VOCABULARY, TRIM, problem, "Set its size instead: corpus.vocab_size.")
-    raise UserError(VOCABULARY, TRIM, "the stage that it continues has a trimmed vocabulary already", "Leave it out.")
-
-
-def _description(
-    method: MethodConfig, shape: EncoderShape, teacher: EncoderShape | None, task: Task | None
-) -> MethodDescription:
-    return method.describe(shape, teacher, task.outputs if task else Classes())
-
-
-def _with_teacher(stage: Stage, teacher: Stage, shared: Shared) -> Stage:
-    """Return the stage with its teacher.
-
-    Raises:
-        UserError: the method does not fit the two models, or the teacher cannot read the stage's data.
-    """
-    config = stage.config
-    if teacher.config.prediction_source is not None:
-        stage = _with_predictions(stage, teacher)
-    else:
-        description = shared(_description, config.method, stage.shape, teacher.shape, config.task)
-        stage = replace(stage, description=description)
-    assert stage.description is not None
-    if config.optim.epochs:
-        stage.description.check_epochs(config.optim.epochs)
-        config.method.check_epochs(config.optim.epochs)
-    require_teacher(stage, teacher)
-    same = teacher.config.prediction_source is None and (
-        teacher.data.tokenizer_spec == stage.data.tokenizer_spec or serves(teacher.tokenizer, stage.tokenizer)
-    )
-    tokenizer = teacher.tokenizer if same else stage.tokenizer
-    route = _route(config, config.route, teacher) if config.route else None
-    return replace(stage, teacher=teacher, tokenizer=tokenizer, route=route)
-
-
-def _with_predictions(stage: Stage, teacher: Stage) -> Stage:
-    """Return the stage with the description of its method, for a teacher that is known only by its predictions.
-
-    Raises:
-        UserError: the method or ``route`` needs more than predictions, or the training examples have none.
-    """
-    shape = stage.shape  # a stand-in teacher of one more layer suits any method; it shows what the method reads
-    description = stage.config.method.describe(shape, replace(shape, num_layers=shape.num_layers + 1), stage.outputs)
-    predictions = teacher.config.prediction_source
-    assert predictions is not None
-    if description.teacher_needs != FeatureRequest(logits=True):
-        problem = "gives only predictions, but this method reads more than predictions"
-        raise UserError("teacher", predictions.type, problem, "Take method=kd, rkd or vanilla.")
-    if stage.config.route is not None:
-        raise UserError("teacher", predictions.type, "has no checkpoints to follow")
-    return replace(stage, description=description)
-
-
-def _route(config: StageConfig, schedule: CheckpointSchedule, teacher: Stage) -> tuple[int, ...]:
-    optim, epochs = teacher.config.optim, config.optim.epochs
-    if optim.max_steps is not None or optim.epochs is None:
-        problem = "limits the training by steps, but a student follows the epochs of this teacher"
-        raise UserError(f"stages.{teacher.name}.optim.max_steps", optim.max_steps, problem, "Set its epochs instead.")
-    if optim.patience is not None:
-        problem = "may end the training early, but a student follows the epochs of this teacher"
-        raise UserError(f"stages.{teacher.name}.optim.patience", optim.patience, problem, "Leave it out.")
-    if epochs is None:
-        raise UserError(".optim.epochs", None, "a student that follows checkpoints needs a number of epochs")
-    return schedule.epoch_checkpoints(optim.epochs, epochs)
+# Models and tokenizers
 
 
 def _tokenizer(config: StageConfig, source: Stage | None, model_source: ModelSource | None) -> Tokenizer:
+    """Return the tokenizer of a stage.
+
+    Raises:
+        UserError: a stage that reads text has none, or there is no size for the vocabulary to train.
+    """
     if config.task is not None and not config.task.tokenized:
         return None
     if config.model.tokenizer == CORPUS:
+        if not (config.corpus and config.corpus.vocab_size):
+            raise UserError("corpus.vocab_size", None, "a vocabulary trained on the corpus needs a size")
         return CORPUS
     if config.model.tokenizer:
         return resolve_source(config.model.tokenizer)
-    return source.tokenizer if source else model_source
+    if (tokenizer := source.tokenizer if source else model_source) is None:
+        remedy = "Take a model's (google-bert/bert-base-uncased), or a student that has one (student=fresh_tiny)."
+        raise UserError(".model.tokenizer", None, "a model with new weights needs a tokenizer", remedy)
+    return tokenizer
 
 
 def _require_same_ids(model: ModelConfig, own: Tokenizer, tokenizer: ModelSource) -> None:
@@ -318,19 +191,27 @@ def _with_embeddings(model: ModelConfig, shape: EncoderShape, tokenizer: ModelSo
     return replace(shape, vocab_size=num_ids)
 
 
-def _shape(
-    model: ModelConfig, task: Task | None, optim: Optim, source: Stage | None, model_source: ModelSource | None
-) -> EncoderShape:
+def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource | None) -> EncoderShape:
+    """Return the shape of a stage's model.
+
+    Raises:
+        UserError: the model cannot be made from its source, or does not suit the task.
+    """
+    model, task, epochs = config.model, config.task, config.optim.epochs
     if model.head == "keep" and model.num_layers is not None:
         problem = "a model that keeps its head must keep all its layers"
         raise UserError(".model.num_layers", model.num_layers, problem, "Leave it out, or take head=new.")
     if source is None:
         shape = read_shape(model, model_source)
         if model.zero_shot is not None and model_source is not None:
-            shape = _zero_shot_shape(model, task, shape, model_source)
-        if shape.gives_logits_only and optim.epochs != 0:
+            if task is None:
+                raise UserError("teacher.zero_shot", None, "needs a task with classes, but the stage has a corpus")
+            texts = Hypotheses.of_task(model.zero_shot, task.head, model.labels, model_source, len(task.columns))
+            max_length = shape.max_length - texts.max_tokens  # a text leaves positions for the longest hypothesis
+            shape = replace(shape, model_type=f"zero-shot {shape.model_type}", max_length=max_length)
+        if shape.gives_logits_only and epochs != 0:
             problem = f"a {shape.model_type} cannot be trained: only its logits are read, with the head that it has"
-            raise UserError(".optim.epochs", optim.epochs, problem, "Leave it out, or take BERT or a similar encoder.")
+            raise UserError(".optim.epochs", epochs, problem, "Leave it out, or take BERT or a similar encoder.")
     elif source.shape.gives_logits_only:
         problem = f"a {source.shape.model_type} is not a bidirectional text encoder, so no other model starts from it"
         raise UserError(".model.source", model.source, problem, "Take another student: student=ettin_32m.")
@@ -340,37 +221,161 @@ def _shape(
             problem = f"the source has only {quantity(source.shape.num_layers, 'layer')}"
             raise UserError(".model.num_layers", num_layers, problem)
         shape = replace(source.shape, num_layers=num_layers)
-    if task is not None:
-        task.check(shape)
-    elif shape.reads_images:
-        problem = f"a model of type {shape.model_type} is an image network, but this stage reads the text of a corpus"
-        raise UserError(".model", None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
     if task is None:
+        if shape.reads_images:
+            problem = f"a model of type {shape.model_type} is an image network, but this stage reads text of a corpus"
+            remedy = "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd."
+            raise UserError(".model", None, problem, remedy)
         return shape
+    task.check(shape)
     if source is not None and task.head.vectors is not None:  # the stage's folder is not built yet
         own = source.config.task is not None and source.config.task.head.vectors is not None
         return replace(shape, num_labels=source.shape.num_labels if own else shape.width)
     return replace(shape, num_labels=num_outputs(model, task.head, shape, model_source))
 
 
-def _zero_shot_shape(model: ModelConfig, task: Task | None, shape: EncoderShape, source: ModelSource) -> EncoderShape:
-    """Return the shape of a zero-shot classifier: a text leaves positions for the longest hypothesis.
+# Methods and labels
+
+
+def _require_labels(stage: Stage) -> None:
+    """Raise a UserError if the training data lack labels that the method reads."""
+    task, corpus, missing = stage.config.task, stage.config.corpus, stage.config.method.reads_labels - stage.labels
+    if not missing:
+        return
+    if stage.config.transfer is not None:
+        remedy = "Learn from a teacher's predictions alone (method=kd), or set transfer=labeled."
+        raise UserError("transfer", None, "its examples have no labels, but this method reads labels", remedy)
+    if corpus is not None:
+        remedy = "corpus.examples=pairs, or pretraining=mlm for a method without next sentence prediction."
+        raise UserError("corpus.examples", corpus.examples, "this method reads pairs of sentences", remedy)
+    assert task is not None
+    if "labels" not in missing:
+        raise UserError(".method", None, f"needs {', '.join(missing)}, which the task's examples do not have")
+    problem = f"split '{task.train}' has no gold labels, but this method reads them"
+    remedy = "Learn from predictions alone: method=kd, or method=rkd loss.eta=1."
+    raise UserError("task.label", format_list(task.label_columns), problem, remedy)
+
+
+def _require_terms(stage: Stage) -> None:
+    """Raise a UserError if a stage that trains has no term, or its examples have weights that no term reads."""
+    config = stage.config
+    if config.optim.epochs == 0:
+        return
+    column = config.task.example_weight if isinstance(config.task, TextTask) else None
+    if column is not None and config.transfer is not None:
+        problem = "is a column of the task's training examples, but the stage trains on a transfer set"
+        raise UserError("task.example_weight", column, problem, "Leave it out, or transfer=labeled.")
+    if column is not None and config.method.terms and not config.method.weighted_terms:
+        problem = f"no term of the method reads weights: {', '.join(config.method.terms)}"
+        raise UserError("task.example_weight", column, problem, "Leave it out, or take method=rkd.")
+    if not config.method.terms:
+        raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
+
+
+# Teachers
+
+
+def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
+    """Return the stage with its teacher.
 
     Raises:
-        UserError: the model or the task does not suit it.
+        UserError: the method does not fit the two models, or the teacher cannot read the stage's data.
     """
-    if task is None:
-        raise UserError("teacher.zero_shot", None, "needs a task with classes, but the stage has a corpus")
-    assert model.zero_shot is not None
-    num_texts, labels = len(task.columns), model.labels
-    hypotheses = Hypotheses.of_task(model.zero_shot, task.head, labels, source, num_texts)
-    return replace(
-        shape, model_type=f"zero-shot {shape.model_type}", max_length=shape.max_length - hypotheses.max_tokens
-    )
+    config, shape, predictions = stage.config, teacher.shape, teacher.config.prediction_source
+    if predictions is not None:  # a stand-in of one more layer suits any method; it shows what the method reads
+        shape = replace(stage.shape, num_layers=stage.shape.num_layers + 1)
+    description = config.method.describe(stage.shape, shape, stage.outputs)
+    if predictions is not None and description.teacher_needs != FeatureRequest(logits=True):
+        problem = "gives only predictions, but this method reads more than predictions"
+        raise UserError("teacher", predictions.type, problem, "Take method=kd, rkd or vanilla.")
+    if predictions is not None and config.route is not None:
+        raise UserError("teacher", predictions.type, "has no checkpoints to follow")
+    if config.optim.epochs:
+        description.check_epochs(config.optim.epochs)
+        config.method.check_epochs(config.optim.epochs)
+    stage = replace(stage, description=description)
+    _require_readable(stage, teacher)
+    if config.calibrate_teacher and (reason := _calibration_problem(stage, teacher)):
+        remedy = "Leave it out. Scores in columns: task.calibrate=true."
+        raise UserError(".calibrate_teacher", True, reason, remedy)
+    tokenizer = stage.tokenizer
+    if predictions is None and (
+        teacher.tokenizer_spec == stage.tokenizer_spec or _serves(teacher.tokenizer, stage.tokenizer)
+    ):
+        tokenizer = teacher.tokenizer
+    return replace(stage, teacher=teacher, tokenizer=tokenizer, route=_route(config, teacher))
 
 
-def _with_padding(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """Return the configuration of a new model with the padding token of its tokenizer."""
-    if isinstance(tokenizer, ModelSource):
-        return with_padding(model, tokenizer.name, tokenizer.tokenizer_traits.padding_id)
-    return with_padding(model, CORPUS, SPECIAL_TOKENS.index("[PAD]"))
+def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
+    """Return the checkpoint of the teacher for each epoch, if the student follows checkpoints."""
+    if config.route is None:
+        return None
+    optim, epochs = teacher.config.optim, config.optim.epochs
+    if optim.max_steps is not None or optim.epochs is None:
+        problem = "limits the training by steps, but a student follows the epochs of this teacher"
+        raise UserError(f"stages.{teacher.name}.optim.max_steps", optim.max_steps, problem, "Set its epochs instead.")
+    if optim.patience is not None:
+        problem = "may end the training early, but a student follows the epochs of this teacher"
+        raise UserError(f"stages.{teacher.name}.optim.patience", optim.patience, problem, "Leave it out.")
+    if epochs is None:
+        raise UserError(".optim.epochs", None, "a student that follows checkpoints needs a number of epochs")
+    return config.route.epoch_checkpoints(optim.epochs, epochs)
+
+
+def _require_readable(stage: Stage, teacher: Stage) -> None:
+    """Raise a UserError if the teacher cannot read the stage's data, or gives less than the method reads."""
+    config = stage.config
+    compares_tokens = config.task is None or config.task.has_token_outputs or stage.teacher_needs.of_tokens
+    for model in teacher.members if teacher.config.prediction_source else [teacher]:
+        if compares_tokens or CORPUS in (model.tokenizer, stage.tokenizer):
+            _require_same_vocabulary(model, stage)
+    if stage.is_masked:
+        problem = "the student also learns from masked text, so the teacher would read different tokens"
+        raise UserError("teacher", teacher.name, problem, "Leave out the terms that read labels.")
+    if stage.is_corpus and stage.teacher_needs.logits:
+        problem = "its predictions are for a task's examples, but the stage reads the text of a corpus"
+        remedy = "Learn from its relations or layers, or from inputs of a task."
+        raise UserError("teacher", teacher.name, problem, remedy)
+
+
+def _calibration_problem(stage: Stage, teacher: Stage) -> str | None:
+    """Return why no temperature can be fitted to the teacher's logits for the stage; None if one can."""
+    task = stage.config.task
+    if task is None or not task.has_classes or task.has_token_outputs:
+        return "needs a task with classes"
+    if task.data_summary.get("gold") == "none":
+        return "needs a validation split with gold labels"
+    if teacher.has_columns:
+        return "fits a model's logits, but this teacher is known by columns of the data"
+    if not stage.teacher_needs.logits:
+        return "divides logits of the teacher, which this method does not read"
+    return "fits the trained teacher, but the student follows its checkpoints" if stage.config.route else None
+
+
+def _require_same_vocabulary(teacher: Stage, student: Stage) -> None:
+    """Raise a UserError if the models read different tokens, or if only one vocabulary is still to be trained."""
+    if teacher.tokenizer_spec == student.tokenizer_spec:
+        return
+    if isinstance(teacher.tokenizer, TrimmedTokenizer) or isinstance(student.tokenizer, TrimmedTokenizer):
+        problem = "this method compares tokens, but one of teacher and student starts from a stage with fewer tokens"
+        raise UserError(VOCABULARY, TRIM, problem, "Trim the vocabulary of the last stage only.")
+    if not isinstance(teacher.tokenizer, ModelSource) or not isinstance(student.tokenizer, ModelSource):
+        problem = "teacher and student read different tokens: only one uses the vocabulary trained on the run's corpus"
+        raise UserError(".model.source", None, problem, "Start both from models pre-trained on it, or neither.")
+    if not _same_vocabulary(teacher.tokenizer, student.tokenizer):
+        name = teacher.tokenizer.name
+        problem = f"its tokenizer is not that of the teacher ({name}), but this method compares tokens"
+        remedy = "Take a student and a teacher from one family, or a method that reads predictions or [CLS] states."
+        raise UserError(".model.source", student.tokenizer.name, problem, remedy)
+
+
+def _serves(teacher: Tokenizer, student: Tokenizer) -> bool:
+    """Whether the teacher's tokenizer gives the student all that its own gives: the same tokens, and their segments."""
+    if not isinstance(teacher, ModelSource) or not isinstance(student, ModelSource):
+        return teacher == student
+    needed, available = student.tokenizer_traits.input_names, teacher.tokenizer_traits.input_names
+    return _same_vocabulary(teacher, student) and needed <= available
+
+
+def _same_vocabulary(one: ModelSource, other: ModelSource) -> bool:
+    return one is other or one.tokenizer_traits.vocabulary == other.tokenizer_traits.vocabulary

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from distill_runner.datasets.splits import Split
+from distill_runner.models.build import load_model
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.inputs import saved_model
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import SCHEMA, Spec
-from distill_runner.pipeline.targets import ensemble_mean
 from distill_runner.training.data import predict
 
 OUTPUTS = "outputs.npy"
@@ -50,7 +49,7 @@ class FinalScores:
     def spec(self, name: str) -> Spec:
         """Return the spec of the predictions for a test split."""
         assert self.task is not None
-        tokens = self.models[0].data.split_spec(self.task.test[name])
+        tokens = self.models[0].split_spec(self.task.test[name])
         return {"kind": "test", "schema": SCHEMA, "stage": self.stage.key, "tokens": tokens}
 
     def outputs(self, name: str) -> np.ndarray:
@@ -80,7 +79,7 @@ class FinalScores:
         def write(folder: Path) -> None:
             assert self.task is not None
             outputs = [torch.from_numpy(self._predict(model, self.task.test[name])) for model in self.models]
-            mean = (ensemble_mean(self.stage)(outputs) if self.stage.members else outputs[0]).numpy()
+            mean = (self.stage.ensemble_mean(outputs) if self.stage.members else outputs[0]).numpy()
             np.save(folder / OUTPUTS, mean)
             write_json(folder / METRICS, self.task.score(mean, self.splits[name]))
 
@@ -88,6 +87,6 @@ class FinalScores:
 
     def _predict(self, stage: Stage, split: str) -> np.ndarray:
         if stage not in self._loaded:
-            model = saved_model(stage, self.pipeline.build(stage) / "model")
+            model = load_model(self.pipeline.build(stage) / "model", stage.head)
             self._loaded[stage] = self.pipeline.device.place(model)
         return predict(self._loaded[stage], self.pipeline.inputs.split(stage, split), self.pipeline.device)

@@ -2,26 +2,23 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from torch import Tensor
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.splits import Split
+from distill_runner.models.build import load_model
 from distill_runner.models.features import EncoderShape, FeatureRequest
-from distill_runner.pipeline.inputs import Inputs, saved_model
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import SCHEMA, Spec, Store, key_of
 from distill_runner.tasks.calibration import class_loss, fitted_temperature
 from distill_runner.tasks.splits import HELD_OUT
-from distill_runner.training.config import Runtime
 from distill_runner.training.data import select_share
-from distill_runner.training.devices import Device
 from distill_runner.training.teachers import (
     CachedTargets,
     CheckpointTargets,
@@ -33,6 +30,9 @@ from distill_runner.training.teachers import (
     TeacherTargets,
 )
 from distill_runner.training.train import EPOCH, PREDICTIONS
+
+if TYPE_CHECKING:
+    from distill_runner.pipeline.build import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ def live_reason(stage: Stage, mode: Mode) -> str | None:
     if stage.teacher is not None and stage.teacher.has_columns:
         return None
     task = stage.config.task
-    endless = task is not None and task.is_endless(stage.data.views)
-    reason = uncacheable_reason(stage.teacher_needs, stage.data.is_corpus, endless)
+    endless = task is not None and task.is_endless(stage.views)
+    reason = uncacheable_reason(stage.teacher_needs, stage.is_corpus, endless)
     if reason and mode == "cached":
         views = "Set augment.views=8, for 8 fixed views of each image, or" if endless else "Set"
         raise UserError("runtime.targets", mode, reason, f"{views} runtime.targets to auto or live.")
@@ -87,20 +87,15 @@ def cache_bytes(
     return np.dtype(dtype).itemsize * round(numbers)
 
 
-def choose_cache(mode: Mode, size: int, folder: Path, exists: bool = False) -> tuple[bool, str]:
+def choose_cache(mode: Mode, size: int, folder: Path) -> tuple[bool, str]:
     """Return whether to cache targets of ``size`` bytes in ``folder``, and the reason.
 
-    ``auto`` caches targets that take less than half of the free disk space, or are already cached.
-
-    Args:
-        exists: whether the targets are already cached.
+    ``auto`` caches targets that take less than half of the free disk space.
     """
     free = shutil.disk_usage(folder).free
-    sizes = f"{size / 2**20:.1f} MiB, {free / 2**30:.0f} GiB free"
-    if mode != "auto":
-        return mode == "cached", f"{mode} (runtime.targets={mode}; {sizes})"
-    cached = exists or size < free / 2
-    return cached, f"{'cached' if cached else 'live'} ({sizes})"
+    cached = size < free / 2 if mode == "auto" else mode == "cached"
+    reason = "" if mode == "auto" else f"runtime.targets={mode}; "
+    return cached, f"{'cached' if cached else 'live'} ({reason}{size / 2**20:.1f} MiB, {free / 2**30:.0f} GiB free)"
 
 
 def with_teacher_tokenizer(stage: Stage, teacher: Stage) -> Stage:
@@ -116,8 +111,8 @@ def cached_share(stage: Stage) -> float:
     are columns of the data.
     """
     task, teacher = stage.config.task, stage.teacher
-    of_all = stage.data.views is not None or (task is not None and task.select_on == HELD_OUT)
-    return 1.0 if of_all or (teacher is not None and teacher.has_columns) else stage.data.share
+    of_all = stage.views is not None or (task is not None and task.select_on == HELD_OUT)
+    return 1.0 if of_all or (teacher is not None and teacher.has_columns) else stage.share
 
 
 def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
@@ -128,89 +123,58 @@ def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
     return {
         "kind": "targets",
         "schema": SCHEMA,
-        "layout": "by example",
         "teacher": stage.teacher.key,
-        "tokens": with_teacher_tokenizer(stage, stage.teacher).data.split_spec(stage.data.train_split),
+        "checkpoint": checkpoint,
+        "tokens": with_teacher_tokenizer(stage, stage.teacher).split_spec(stage.train_split),
+        "inputs": {**stage.config.task.input_settings, "views": stage.views},
         "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
+        "share": cached_share(stage),
         "precision": stage.precision,
-        **({"dtype": stage.teacher_outputs} if stage.teacher_outputs != "float32" else {}),
-        **({"checkpoint": checkpoint} if checkpoint is not None else {}),
-        **({"share": share} if (share := cached_share(stage)) < 1 else {}),
-        **({"inputs": {**inputs, "views": stage.data.views}} if (inputs := stage.config.task.input_settings) else {}),
+        "dtype": stage.teacher_outputs,
     }
 
 
 def usable_cache(stage: Stage, checkpoint: int | None, store: Store) -> Spec:
-    """Return the spec of the cache that the stage reads, whether or not the cache exists."""
+    """Return the spec of the cache that the stage reads: its own, unless another one contains all of it."""
     assert stage.teacher is not None
     own = targets_spec(stage, checkpoint)
     if store.has(own):
         return own
     others = (spec for spec in store.specs("targets") if store.has(spec))
-    return find_larger_cache(own, others, stage.teacher.shape.num_layers)
+    return next((spec for spec in others if contains(spec, own, stage.teacher.shape.num_layers)), own)
 
 
-def find_larger_cache(own: Spec, others: Iterable[Spec], depth: int) -> Spec:
-    """Return the first of ``others`` that contains all of ``own``, bit for bit; ``own`` if there is none.
+def contains(cache: Spec, own: Spec, depth: int) -> bool:
+    """Return whether a cache contains all of another one, bit for bit.
 
     Args:
         depth: number of layers of the teacher. A teacher that runs through fewer layers computes the last of them in
             another way, for [CLS] alone, so the bits may differ.
     """
-    needs = own["needs"]
-    for other in others:
-        cached = other["needs"]
-        enough = cached["logits"] >= needs["logits"] and set(cached["cls"]) >= set(needs["cls"])
-        enough = enough and other.get("share", 1.0) >= own.get("share", 1.0)
-        enough = enough and _last_layer(cached, depth) == _last_layer(needs, depth)
-        if enough and _key_without_extent(other) == _key_without_extent(own):
-            return other
-    return own
+    rest, own_rest = (key_of({**spec, "needs": None, "share": None}) for spec in (cache, own))
+    if rest != own_rest:
+        return False
+    cached, needs = cache["needs"], own["needs"]
+    last, own_last = (depth if part["logits"] else max(part["cls"], default=0) for part in (cached, needs))
+    is_enough = cached["logits"] >= needs["logits"] and {*cached["cls"]} >= {*needs["cls"]}
+    return is_enough and last == own_last and cache["share"] >= own["share"]
 
 
-def _key_without_extent(spec: Spec) -> str:
-    return key_of({name: value for name, value in spec.items() if name not in ("needs", "share")})
-
-
-def _last_layer(needs: dict[str, Any], depth: int) -> int:
-    """Return the last layer through which a teacher runs for ``needs``."""
-    return depth if needs["logits"] else max(needs["cls"], default=0)
-
-
-class Builder(Protocol):
-    """Interface of the ``Pipeline`` that builds the teacher."""
-
-    store: Store
-    runtime: Runtime
-    inputs: Inputs
-
-    @property
-    def device(self) -> Device: ...
-
-    def build(self, stage: Stage) -> Path: ...
-
-    def checkpoints(self, stage: Stage) -> Path: ...
-
-    def untrained(self, stage: Stage) -> Any: ...
-
-
-def decide_cached(stage: Stage, builder: Builder) -> tuple[bool, str]:
+def decide_cached(stage: Stage, builder: "Pipeline") -> tuple[bool, str]:
     """Return whether the outputs of the stage's teacher are read from a cache, and the reason."""
-    mode = builder.runtime.targets
+    mode, store = builder.runtime.targets, builder.store
     if reason := live_reason(stage, mode):
         return False, f"live ({reason})"
     assert stage.teacher is not None
     if stage.teacher.has_columns:
         return True, "read from columns of the data"
-    split = builder.inputs.split(stage, stage.data.train_split).teacher_inputs
-    count, share = len(stage.teacher_checkpoints), cached_share(stage)
-    size = cache_bytes(stage.teacher_needs, stage.teacher.shape, split, count, stage.teacher_outputs, share)
-    store = builder.store
-    exists = all(store.has(usable_cache(stage, checkpoint, store)) for checkpoint in stage.teacher_checkpoints)
-    return choose_cache(mode, size, store.folder, exists)
+    new = [spec for number in stage.teacher_checkpoints if not store.has(spec := usable_cache(stage, number, store))]
+    split, share = builder.inputs.split(stage, stage.train_split).teacher_inputs, cached_share(stage)
+    size = cache_bytes(stage.teacher_needs, stage.teacher.shape, split, len(new), stage.teacher_outputs, share)
+    return choose_cache(mode, size, store.folder)
 
 
-def teacher_targets(stage: Stage, builder: Builder) -> TeacherTargets:
+def teacher_targets(stage: Stage, builder: "Pipeline") -> TeacherTargets:
     """Return the outputs of the stage's teacher, cached or live, whichever fits; both give the same numbers."""
     if stage.teacher is None:
         return NoTeacher()
@@ -234,7 +198,7 @@ def teacher_targets(stage: Stage, builder: Builder) -> TeacherTargets:
     return ScaledTargets(open_targets(None), temperature)
 
 
-def teacher_temperature(stage: Stage, builder: Builder) -> float:
+def teacher_temperature(stage: Stage, builder: "Pipeline") -> float:
     """Return the temperature that fits the teacher's logits to the labels of the first validation split best.
 
     The teacher is built first if it is missing.
@@ -259,16 +223,10 @@ def column_outputs(stage: Stage) -> np.ndarray:
     return task.transfer_logits(transfer) if transfer is not None else task.column_logits(task.train)
 
 
-def ensemble_mean(stage: Stage) -> Callable[[Sequence[Tensor]], Tensor]:
-    """Return the function that averages the outputs of an ensemble's members."""
-    assert stage.config.prediction_source is not None
-    return partial(stage.outputs.ensemble_mean, weights=stage.config.prediction_source.normalized_weights)
-
-
 class _Teacher:
     """Outputs of a stage's teacher, or of one of its checkpoints."""
 
-    def __init__(self, stage: Stage, teacher: Stage, builder: Builder) -> None:
+    def __init__(self, stage: Stage, teacher: Stage, builder: "Pipeline") -> None:
         self.stage, self.teacher, self.builder = stage, teacher, builder
         self.needs = stage.teacher_needs
         self.folder = cache(lambda: (builder.checkpoints if stage.route else builder.build)(teacher))
@@ -277,7 +235,7 @@ class _Teacher:
     def live(self, checkpoint: int | None) -> LiveTargets | MeanTargets:
         if self.teacher.members:
             folders = ((member, self.builder.build(member) / "model") for member in self.teacher.members)
-            return MeanTargets([self._live_model(*member) for member in folders], ensemble_mean(self.teacher))
+            return MeanTargets([self._live_model(*member) for member in folders], self.teacher.ensemble_mean)
         if checkpoint == 0:
             return self._live_model(self.teacher, None)
         name = "model" if checkpoint is None else EPOCH.format(checkpoint)
@@ -285,8 +243,8 @@ class _Teacher:
 
     def _live_model(self, model: Stage, folder: Path | None) -> LiveTargets:
         """Return the live outputs of ``model`` as saved in ``folder``; before its first epoch if ``folder`` is None."""
-        split = self.builder.inputs.split(with_teacher_tokenizer(self.stage, model), self.stage.data.train_split)
-        network = saved_model(self.stage, folder) if folder else self.builder.untrained(model)
+        split = self.builder.inputs.split(with_teacher_tokenizer(self.stage, model), self.stage.train_split)
+        network = load_model(folder, self.stage.head) if folder else self.builder.untrained(model)
         return LiveTargets(network, split, self.needs, self.builder.device)
 
     def from_cache(self, checkpoint: int | None) -> CachedTargets:
@@ -299,7 +257,7 @@ class _Teacher:
     def _write(self, folder: Path, checkpoint: int | None) -> None:
         if self.teacher.has_columns:
             logits = column_outputs(self.stage)
-            np.save(folder / "logits.npy", np.tile(logits, (self.stage.data.views or 1, 1)))
+            np.save(folder / "logits.npy", np.tile(logits, (self.stage.views or 1, 1)))
         else:
             teacher, share = self.live(checkpoint), cached_share(self.stage)
             split = teacher.split

@@ -103,7 +103,7 @@ def cost_of_run(stage: Stage, store: Path, runtime: Runtime) -> str:
     pipeline = Pipeline(Store(store), runtime.model_copy(update={"device": device, "num_processes": 1}))
     stages = stages_to_build(stage, pipeline.store)
     for part in stages:
-        if part.data.is_corpus and not pipeline.store.has(part.data.split_spec("train")):
+        if part.is_corpus and not pipeline.store.has(part.split_spec("train")):
             return f"time: unknown until the text of stage {part.name} is tokenized, which a plan does not do"
     estimator = Estimator(pipeline)
     costs = {part.name: estimator.cost(part) for part in stages}
@@ -234,7 +234,7 @@ class Estimator:
         specs = [usable_cache(stage, checkpoint, self.pipeline.store) for checkpoint in stage.teacher_checkpoints]
         new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted_outputs
         self.counted_outputs |= new
-        split, share = self.pipeline.inputs.split(stage, stage.data.train_split).teacher_inputs, cached_share(stage)
+        split, share = self.pipeline.inputs.split(stage, stage.train_split).teacher_inputs, cached_share(stage)
         models = stage.teacher.members if stage.teacher.config.prediction_source else (stage.teacher,)
         seconds = share * len(split) * len(new) * sum(self._speed(model).prediction for model in models)
         size = cache_bytes(stage.teacher_needs, stage.teacher.shape, split, len(new), stage.teacher_outputs, share)
@@ -245,7 +245,7 @@ class Estimator:
         optim, teacher = stage.config.optim, stage.teacher.shape if stage.teacher else None
         method = _what_takes_time(stage.config.method.spec(stage.outputs))
         key = str(
-            (stage.data.spec, stage.shape, teacher, optim.batch_size, optim.accumulation, optim.bucketing, method)
+            (stage.data_spec, stage.shape, teacher, optim.batch_size, optim.accumulation, optim.bucketing, method)
         )
         if key not in self.speeds:
             self.speeds[key] = self._stored_speed(stage, key)
@@ -292,7 +292,7 @@ class Estimator:
     def _teacher(self, stage: Stage) -> TeacherTargets:
         if stage.teacher is None:
             return NoTeacher()
-        split = self.pipeline.inputs.split(stage, stage.data.train_split)
+        split = self.pipeline.inputs.split(stage, stage.train_split)
         if stage.teacher.config.prediction_source is not None:
             return _ZeroLogits(stage.teacher.shape.num_labels)
         live = LiveTargets(self._random(stage.teacher), split, stage.teacher_needs, self.pipeline.device)

@@ -301,7 +301,7 @@ def _point(overrides: Sequence[str], composed: Composed, shared: Shared) -> Grid
         else:
             run = typed_parts(composed.resolved, composed.overrides, shared)
         names = describe_run(run, shared)
-        stage = resolve(run.stages, run.stage, run.runtime.precision, shared)
+        stage = resolve(run.stages, run.stage, run.runtime.precision)
         key = stage.key  # reads the data, which may be missing
         return GridPoint(tuple(overrides), folder, key, names, run, stage)
     except (UserError, OmegaConfBaseException) as error:

@@ -115,7 +115,7 @@ def effective_number(weights: np.ndarray) -> float:
 
 def example_hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
     """Return a hash (N,), uint64, of the texts of each example, to find examples in two splits."""
-    hashes = (hashlib.blake2b("\0".join(row).encode(), digest_size=8).digest() for row in zip(*columns, strict=True))
+    hashes = [hashlib.blake2b("\0".join(row).encode(), digest_size=8).digest() for row in zip(*columns, strict=True)]
     return np.frombuffer(b"".join(hashes), dtype=np.uint64)
 
 

@@ -364,7 +364,7 @@ class ClassificationTask(ClassesTask):
             if name is None or normalized_label(name) not in index:
                 raise self._unknown_label(value, name, values, table, split)
             codes[value] = index[normalized_label(name)]
-        return np.fromiter((codes[value] for value in values), dtype=np.int64, count=len(values))
+        return np.array([codes[value] for value in values], dtype=np.int64)
 
     def label_values(self, table: SplitTable) -> list[Any]:
         values = table.columns.get(self.label, [])

@@ -154,11 +154,11 @@ def predictability(values: Iterable[Any], labels: Iterable[Any]) -> tuple[int, f
         Number of different values, share of rows whose label is predicted, and share without knowing the value.
     """
     by_value: dict[Any, Counter[Any]] = defaultdict(Counter)
+    total = Counter[Any]()
     for value, label in zip(values, labels, strict=True):
         by_value[value][label] += 1
-    total = sum((counts for counts in by_value.values()), Counter[Any]())
-    count = total.total()
-    predicted = sum(max(counts.values()) for counts in by_value.values())
+        total[label] += 1
+    count, predicted = total.total(), sum([max(counts.values()) for counts in by_value.values()])
     return len(by_value), predicted / count, max(total.values()) / count
 
 

@@ -204,7 +204,7 @@ class TextTask(ScoredTask):
             account.weights = [float(weights.min()), float(weights.max()), effective_number(weights)]
         if self.gold == "none" or (split == self.train and not self.has_train_labels):
             account.label = ""
-        account.blank = sum(not any(text.strip() for text in row) for row in zip(*examples.texts, strict=True))
+        account.blank = sum([not "".join(row).strip() for row in zip(*examples.texts, strict=True)])
         if split == self.train:
             account.warnings += self.leak_warnings(examples)
         return account
@@ -258,7 +258,9 @@ class TextTask(ScoredTask):
         if not values:
             problem = f"split '{split}' has no labels (task.gold={self.gold})"
             raise UserError("task.label", format_list(self.label_columns), problem, "Validate on a labeled split.")
-        if missing := sum(self.is_unlabeled(value) for value in values):
+        distinct = {repr(value): value for value in values}  # few; a value may be a list
+        unlabeled = {text for text, value in distinct.items() if self.is_unlabeled(value)}
+        if unlabeled and (missing := sum([repr(value) in unlabeled for value in values])):
             mark = next((value for value in values if self.is_unlabeled(value) and not is_empty(value)), None)
             example = "empty" if mark is None else f"such as {mark!r}"
             problem = f"{missing} of {len(values)} rows of split '{split}' have no label ({example})"
@@ -317,7 +319,7 @@ def _texts(values: list[Any], column: str, split: str) -> list[str]:
     texts = list[str]()
     for row, value in enumerate(values):
         try:
-            texts.append(text_of(value))
+            texts.append(value if isinstance(value, str) else text_of(value))
         except ValueError as error:
             problem = f"row {row} of split '{split}' holds {error}"
             raise UserError("task.columns", column, problem, "Remove or repair such rows.") from error

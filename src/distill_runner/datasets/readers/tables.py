@@ -219,7 +219,9 @@ def _read_split(data: Dataset, split: str, further: Mapping[str, str]) -> SplitT
             raise _empty_split(data, split, table.origin)
         label = data.label_columns[0] if data.label_columns else ""
         class_names, values = table.class_names.get(label), columns.get(label, [])
-        rows = [row for row, value in enumerate(values) if not data.is_no_label(value, class_names is not None)]
+        distinct = {repr(value): value for value in values}  # few; a value may be a list
+        marks = {text for text, value in distinct.items() if data.is_no_label(value, class_names is not None)}
+        rows = [row for row, value in enumerate(values) if repr(value) not in marks] if marks else []
         if rows and len(rows) < len(values):
             table.num_unlabeled = len(values) - len(rows)
             columns = {name: [values[row] for row in rows] for name, values in columns.items()}
