@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -14,11 +14,14 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.splits import Split
 from distill_runner.models.build import load_model
 from distill_runner.models.features import EncoderShape, FeatureRequest
+from distill_runner.pipeline.inputs import Inputs
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import SCHEMA, Spec, Store, key_of
 from distill_runner.tasks.calibration import class_loss, fitted_temperature
 from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.training.config import Runtime
 from distill_runner.training.data import select_share
+from distill_runner.training.devices import Device
 from distill_runner.training.teachers import (
     CachedTargets,
     CheckpointTargets,
@@ -30,9 +33,6 @@ from distill_runner.training.teachers import (
     TeacherTargets,
 )
 from distill_runner.training.train import EPOCH, PREDICTIONS
-
-if TYPE_CHECKING:
-    from distill_runner.pipeline.build import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,24 @@ def contains(cache: Spec, own: Spec, depth: int) -> bool:
     return is_enough and last == own_last and cache["share"] >= own["share"]
 
 
-def decide_cached(stage: Stage, builder: "Pipeline") -> tuple[bool, str]:
+class Builder(Protocol):
+    """Interface of the ``Pipeline`` that builds the teacher."""
+
+    store: Store
+    runtime: Runtime
+    inputs: Inputs
+
+    @property
+    def device(self) -> Device: ...
+
+    def build(self, stage: Stage) -> Path: ...
+
+    def checkpoints(self, stage: Stage) -> Path: ...
+
+    def untrained(self, stage: Stage) -> Any: ...
+
+
+def decide_cached(stage: Stage, builder: Builder) -> tuple[bool, str]:
     """Return whether the outputs of the stage's teacher are read from a cache, and the reason."""
     mode, store = builder.runtime.targets, builder.store
     if reason := live_reason(stage, mode):
@@ -174,7 +191,7 @@ def decide_cached(stage: Stage, builder: "Pipeline") -> tuple[bool, str]:
     return choose_cache(mode, size, store.folder)
 
 
-def teacher_targets(stage: Stage, builder: "Pipeline") -> TeacherTargets:
+def teacher_targets(stage: Stage, builder: Builder) -> TeacherTargets:
     """Return the outputs of the stage's teacher, cached or live, whichever fits; both give the same numbers."""
     if stage.teacher is None:
         return NoTeacher()
@@ -198,7 +215,7 @@ def teacher_targets(stage: Stage, builder: "Pipeline") -> TeacherTargets:
     return ScaledTargets(open_targets(None), temperature)
 
 
-def teacher_temperature(stage: Stage, builder: "Pipeline") -> float:
+def teacher_temperature(stage: Stage, builder: Builder) -> float:
     """Return the temperature that fits the teacher's logits to the labels of the first validation split best.
 
     The teacher is built first if it is missing.
@@ -226,7 +243,7 @@ def column_outputs(stage: Stage) -> np.ndarray:
 class _Teacher:
     """Outputs of a stage's teacher, or of one of its checkpoints."""
 
-    def __init__(self, stage: Stage, teacher: Stage, builder: "Pipeline") -> None:
+    def __init__(self, stage: Stage, teacher: Stage, builder: Builder) -> None:
         self.stage, self.teacher, self.builder = stage, teacher, builder
         self.needs = stage.teacher_needs
         self.folder = cache(lambda: (builder.checkpoints if stage.route else builder.build)(teacher))
