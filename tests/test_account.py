@@ -18,7 +18,7 @@ from distill_runner.pipeline import account
 from distill_runner.pipeline.account import account_of_run
 from distill_runner.report.formats import result_row
 from distill_runner.running import run_stage
-from distill_runner.tasks.account import SplitAccount, data_line, example_hashes, length_counts, lengths_line
+from distill_runner.tasks.split_account import SplitAccount, data_line, example_hashes, length_counts, lengths_line
 from helpers.built_runs import Run
 from helpers.command import distill_run
 from helpers.made_questions import made_rows

@@ -34,9 +34,10 @@ from distill_runner.models.features import EncoderShape, Features
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.tasks import make_task
-from distill_runner.tasks.account import effective_number
+from distill_runner.tasks.split_account import effective_number
 from distill_runner.training.data import TaskData
 from distill_runner.training.devices import Device
+from helpers.columns import column_outputs
 from helpers.command import distill_run
 from helpers.small_runs import Compose
 
@@ -270,7 +271,7 @@ def test_weights_follow_the_rows_that_are_used(tmp_path: Path) -> None:
     assert task.examples("validation").weights is None
     kept = task.model_copy(update={"keep": "confident:0.8"})
     assert kept.examples("train").weights.tolist() == [1, 4]
-    assert len(kept.column_logits("train")) == 2
+    assert len(column_outputs(kept)) == 2
 
 
 @pytest.mark.parametrize("options", [{"type": "embeddings", "labels": None, "columns": ["a", "b"]}, {"type": "images"}])

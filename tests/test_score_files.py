@@ -14,7 +14,8 @@ from scipy.special import softmax
 
 from distill_runner.common.errors import UserError
 from distill_runner.tasks import make_task
-from distill_runner.tasks.score_account import scores_line
+from distill_runner.tasks.scores import scores_line
+from helpers.columns import column_outputs
 
 Columns = Mapping[str, Any]
 CLASSES = ["bad", "good", "very good"]
@@ -60,7 +61,7 @@ def test_answers_become_shares(rows: list[list[str]]) -> None:
     with TemporaryDirectory() as name:
         own = task_of(Path(name), train, gold(CLASSES), answers=columns, no_answer=["unclear"])
         assert own.labels == CLASSES
-        np.testing.assert_allclose(shares(own.column_logits("train")), expected, atol=1e-6)
+        np.testing.assert_allclose(shares(column_outputs(own)), expected, atol=1e-6)
         assert own.examples("train").texts == [used]
         line = str(scores_line(own, None))
     missing = len(rows) - len(used)
@@ -89,11 +90,11 @@ def test_rounded_sums_are_normalized_and_others_refused(
         own = task_of(Path(name), train, gold(CLASSES), probabilities=columns)
         if is_valid.all():
             normalized = values / values.sum(1, keepdims=True)
-            np.testing.assert_allclose(shares(own.column_logits("train")), normalized, atol=2e-6)
+            np.testing.assert_allclose(shares(column_outputs(own)), normalized, atol=2e-6)
             return
         row = 1 + int(np.flatnonzero(~is_valid)[0])
-        with pytest.raises(UserError, match=f"row {row} of split 'train' has .*, not a distribution") as refusal:
-            own.column_logits("train")
+        with pytest.raises(UserError, match=f"row {row} of split 'train' has .* no probabilities") as refusal:
+            column_outputs(own)
         assert len(str(refusal.value).splitlines()) == 2
 
 
@@ -107,7 +108,7 @@ def test_one_column_of_two_classes(values: list[float], column: str) -> None:
         own = task_of(
             Path(name), {"text": texts(len(values)), column: values}, gold(["bad", "good"]), probabilities=[column]
         )
-        of_good = shares(own.column_logits("train"))[:, 1]
+        of_good = shares(column_outputs(own))[:, 1]
         expected = 1 - np.array(values) if column == "p_bad" else np.array(values)
         np.testing.assert_allclose(of_good, expected, atol=1e-6)
         assert f"{column} is that of {'bad' if column == 'p_bad' else 'good'}" in str(scores_line(own, None))
@@ -116,67 +117,37 @@ def test_one_column_of_two_classes(values: list[float], column: str) -> None:
 GOOD = [0.51, 0.92, 0.83, 0.74]
 REST = [0.49, 0.08, 0.17, 0.26]
 BOTH, TWO = {"probabilities": ["p_bad", "p_good"]}, gold(["bad", "good"])
-WRONG: dict[str, tuple[Columns, dict[str, Any], Columns, str]] = {
-    "percent signs": (
-        {"p_bad": ["", "85%"], "p_good": ["", "15%"]},
-        BOTH,
-        TWO,
-        r"row 1 .* has '85%', not a .*\n.*without %",
-    ),
-    "commas": ({"p_bad": ["0,1", 1], "p_good": ["0,9", 0]}, BOTH, TWO, r"row 0 .* has '0,1', .*\n.*decimal point"),
-    "words": ({"p_bad": [0.1, "NA"], "p_good": [0.9, 1]}, BOTH, TWO, r"row 1 .* has 'NA', .*\n.*empty"),
-    "negative": (
-        {"p_bad": ["", -0.1], "p_good": [1, 1.1]},
-        BOTH,
-        TWO,
-        r"row 1 .* has \[-0.1, 1.1\], not a distribution",
-    ),
-    "1.3": (
-        {"p_bad": [0.5, 0.5], "p_good": [0.8, 0.5]},
-        BOTH,
-        TWO,
-        r"row 0 .* \[0.5, 0.8\], not a distribution\n.*sum to 1",
-    ),
-    "log-probabilities": (
-        {"p_bad": [-0.5, -0.1], "p_good": [-0.9, -2.4]},
-        BOTH,
-        TWO,
-        r"not a distribution\n.*task.logits",
-    ),
-    "infinite": ({"p_bad": ["inf", 0], "p_good": [0, 1]}, BOTH, TWO, "row 0 .* not finite"),
-    "one percentage": (
-        {"p_good": ["", 50]},
-        {"probabilities": ["p_good"]},
-        TWO,
-        r"row 1 .* has 50.0, not from 0 to 1\n.*by 100",
-    ),
-    "one of three": (
-        {"p_good": [0.5, 1]},
-        {"probabilities": ["p_good"]},
-        gold(CLASSES),
-        "1 column, but the task has 3",
-    ),
-    "several labels": (
+PAIRS: list[tuple[list[Any], list[Any], str]] = [
+    (["", "85%"], ["", "15%"], r"row 1 .* has '85%', not a .*\n.*no %"),
+    (["0,1", 1], ["0,9", 0], r"row 0 .* has '0,1', .*\n.*no comma"),
+    ([0.1, "NA"], [0.9, 1], r"row 1 .* has 'NA', .*\n.*empty"),
+    (["inf", 0], [0, 1], "row 0 .* has 'inf', not a finite number"),
+    (["", -0.1], [1, 1.1], r"row 1 .* has -0.1, 1.1, which are no probabilities"),
+    ([0.5, 0.5], [0.8, 0.5], r"row 0 .* 0.5, 0.8, which are no probabilities\n.*sum 1"),
+    ([-0.5, -0.1], [-0.9, -2.4], r"no probabilities\n.*task.logits"),
+]
+SETS: Columns = {"text": ["x", "y"], "bad": [0, 1], "good": [1, 1]}
+WRONG: list[tuple[Columns, dict[str, Any], Columns, str]] = [
+    *(({"p_bad": bad, "p_good": good}, BOTH, TWO, message) for bad, good, message in PAIRS),
+    ({"p_good": ["", 50]}, {"probabilities": ["p_good"]}, TWO, r"row 1 .* has 50, which are .*\n.*by 100"),
+    ({"p_good": [0.5, 1]}, {"probabilities": ["p_good"]}, gold(CLASSES), "1 column, but the task has 3"),
+    (
         {"p_bad": ["", 1.5], "p_good": [1, 0.5]},
         {**BOTH, "type": "multilabel", "label": ["bad", "good"]},
-        {"text": ["x", "y"], "bad": [0, 1], "good": [1, 1]},
-        r"row 1 .* \[1.5, 0.5\], not all from 0 to 1",
+        SETS,
+        r"row 1 .* 1.5, 0.5, which are no",
     ),
-    "an answer in a sentence": (
-        {"a": ["I think it is good.", "bad"]},
-        {"answers": ["a"]},
-        TWO,
-        "the answer 'I think it is good.'",
-    ),
-}
+    ({"a": ["I think it is good.", "bad"]}, {"answers": ["a"]}, TWO, "the answer 'I think it is good.'"),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_scores_are_refused_in_two_lines(name: str, tmp_path: Path) -> None:
-    columns, fields, evaluation, message = WRONG[name]
+@pytest.mark.parametrize(("columns", "fields", "evaluation", "message"), WRONG)
+def test_wrong_scores_are_refused_in_two_lines(
+    columns: Columns, fields: dict[str, Any], evaluation: Columns, message: str, tmp_path: Path
+) -> None:
     own = task_of(tmp_path, {"text": texts(2), **columns}, evaluation, **fields)
     with pytest.raises(UserError, match=message) as refusal:
-        own.column_logits("train")
+        column_outputs(own)
     assert len(str(refusal.value).splitlines()) <= 2
 
 
@@ -189,7 +160,7 @@ def test_columns_name_classes_of_several_words(mark: str, tmp_path: Path) -> Non
     own = task_of(tmp_path, train, gold(["very bad", "very good"]), probabilities=columns)
     assert own.labels == names
     assert own.examples("validation").labels.tolist() == [1, 0]
-    np.testing.assert_allclose(shares(own.column_logits("train"))[:, 0], GOOD, atol=1e-6)
+    np.testing.assert_allclose(shares(column_outputs(own))[:, 0], GOOD, atol=1e-6)
 
 
 def test_columns_of_other_classes_than_the_gold_labels(tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store, key_of
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.tasks import make_task
-from distill_runner.tasks.calibration import class_loss
-from distill_runner.tasks.score_account import are_stated, scores_line
-from distill_runner.tasks.score_columns import names_of_columns
+from distill_runner.tasks.class_names import names_of_columns
+from distill_runner.tasks.decoding import class_loss
+from distill_runner.tasks.scores import are_stated, scores_line
+from helpers.columns import column_outputs
 from helpers.command import distill_run
 
 Compose = Callable[..., RunConfig]
@@ -68,16 +69,16 @@ def test_probabilities_without_labels_name_the_classes_and_are_normalized(tmp_pa
     assert own.examples("train").labels is None
     assert own.examples("validation").labels.tolist() == [1, 0, 0, 1]
     expected = np.array([[0.701 / 1.001, 0.3 / 1.001], [0.2, 0.8], [1, 0]])
-    np.testing.assert_allclose(softmax(own.column_logits("train")), expected, atol=1e-7)
+    np.testing.assert_allclose(softmax(column_outputs(own)), expected, atol=1e-7)
     assert "1 row with sums from 1.001 to 1.001 normalized" in str(scores_line(own, None))
 
 
 @pytest.mark.parametrize(
     ("columns", "probabilities", "words"),
     [
-        ({"p_bad": [0.5, 0.2], "p_good": [0.5, 0.7]}, ["p_bad", "p_good"], r"row 1 .*not a distribution"),
+        ({"p_bad": [0.5, 0.2], "p_good": [0.5, 0.7]}, ["p_bad", "p_good"], r"row 1 .*no probabilities"),
         ({"p_bad": ["", ""], "p_good": [0.5, 0.7]}, ["p_bad", "p_good"], "no row of split 'train' has a score"),
-        ({"p_bad": ["low", 1], "p_good": [0.5, 0]}, ["p_bad", "p_good"], "row 0 .* has .low., not a number"),
+        ({"p_bad": ["low", 1], "p_good": [0.5, 0]}, ["p_bad", "p_good"], "row 0 .* has .low., not a finite number"),
         ({"p_bad": [0, 1], "p_good": [1, 0]}, ["p_bad", "p_fine"], "no column 'p_fine'"),
     ],
 )
@@ -85,29 +86,29 @@ def test_what_is_no_distribution_is_refused(
     tmp_path: Path, columns: Columns, probabilities: list[str], words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
-        task(
-            save(tmp_path, train={"text": texts(2), **columns}, validation=GOLD), probabilities=probabilities
-        ).column_logits("train")
+        column_outputs(
+            task(save(tmp_path, train={"text": texts(2), **columns}, validation=GOLD), probabilities=probabilities)
+        )
 
 
 def test_columns_in_another_order_than_the_classes_are_refused(tmp_path: Path) -> None:
     train: Columns = {"text": texts(4), "label": GOLD["label"], "p_good": [0.5] * 4, "p_bad": [0.5] * 4}
     own = task(save(tmp_path, train=train, validation=GOLD), probabilities=["p_good", "p_bad"])
     with pytest.raises(UserError, match=r"another order than the classes, bad, good\n.*\[p_bad,p_good\]"):
-        own.column_logits("train")
+        column_outputs(own)
 
 
 @pytest.mark.parametrize(("column", "of"), [("p_bad", 0), ("p_good", 1), ("score", 1)])
 def test_one_column_is_that_of_the_class_it_names_or_of_the_second(tmp_path: Path, column: str, of: int) -> None:
     own = task(save(tmp_path, train={"text": texts(2), column: [0.9, 0.25]}, validation=GOLD), probabilities=[column])
-    np.testing.assert_allclose(softmax(own.column_logits("train"))[:, of], [0.9, 0.25], atol=1e-7)
+    np.testing.assert_allclose(softmax(column_outputs(own))[:, of], [0.9, 0.25], atol=1e-7)
     assert f"{column} is that of {['bad', 'good'][of]}" in str(scores_line(own, None))
 
 
 def test_percentages_are_divided_by_100(tmp_path: Path) -> None:
     train: Columns = {"text": texts(2), "bad": [85, 10], "good": [15, 90]}
     own = task(save(tmp_path, train=train, validation=GOLD), probabilities=["bad", "good"])
-    np.testing.assert_allclose(softmax(own.column_logits("train")), [[0.85, 0.15], [0.1, 0.9]], atol=1e-7)
+    np.testing.assert_allclose(softmax(column_outputs(own)), [[0.85, 0.15], [0.1, 0.9]], atol=1e-7)
 
 
 def test_answers_are_shares_and_missing_ones_are_left_out(tmp_path: Path) -> None:
@@ -122,11 +123,11 @@ def test_answers_are_shares_and_missing_ones_are_left_out(tmp_path: Path) -> Non
     )
     assert own.labels == ["bad", "good"]
     assert own.examples("train").texts == [[text for text in texts(4) if "2" not in text]]
-    np.testing.assert_allclose(softmax(own.column_logits("train")), [[1 / 3, 2 / 3]] * 2 + [[0, 1]], atol=1e-6)
+    np.testing.assert_allclose(softmax(column_outputs(own)), [[1 / 3, 2 / 3]] * 2 + [[0, 1]], atol=1e-6)
     line = str(scores_line(own, None))
     assert "3 rows; shares of 1 to 3 answers; 1 of 4 rows without an answer left out" in line
     with pytest.raises(UserError, match="the answer 'unclear', which is not among"):
-        own.model_copy(update={"no_answer": []}).column_logits("train")
+        column_outputs(own.model_copy(update={"no_answer": []}))
 
 
 def test_scores_of_several_labels_and_of_regression(tmp_path: Path) -> None:
@@ -134,12 +135,12 @@ def test_scores_of_several_labels_and_of_regression(tmp_path: Path) -> None:
     flags: Columns = {"text": ["x", "y"], "a": [1, 0], "b": [1, 1]}
     folder = save(tmp_path / "labels", train=train, validation=flags)
     own = task(folder, type="multilabel", label=["a", "b"], probabilities=["p_a", "p_b"])
-    np.testing.assert_allclose(1 / (1 + np.exp(-own.column_logits("train"))), [[0.9, 0.5]], atol=1e-7)
+    np.testing.assert_allclose(1 / (1 + np.exp(-column_outputs(own))), [[0.9, 0.5]], atol=1e-7)
     assert own.examples("train").labels is None
     rated: Columns = {"text": texts(2), "first": [1, 4], "second": [2, ""]}
     folder = save(tmp_path / "scores", train=rated, validation={"text": ["x", "y"], "label": [1.5, 2.5]})
     own = task(folder, type="regression", answers=["first", "second"])
-    np.testing.assert_allclose(own.column_logits("train"), np.array([[1.5], [4]]))
+    np.testing.assert_allclose(column_outputs(own), np.array([[1.5], [4]]))
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -156,7 +157,7 @@ def test_examples_and_outputs_are_the_same_rows(tmp_path: Path, rows: list[str])
     for keep, least in ((None, 0.0), ("confident:0.65", 0.65)):
         own = task(folder, probabilities=["p_bad", "p_good"], keep=keep)
         full = [all(cell not in ("", "nan") for cell in row) and max(map(float, row)) >= least for row in cells]
-        examples, outputs = own.examples("train"), own.column_logits("train")
+        examples, outputs = own.examples("train"), column_outputs(own)
         assert examples.texts == [[text for text, one in zip(texts(len(cells)), full, strict=True) if one]]
         expected = [list(map(float, row)) for row, one in zip(cells, full, strict=True) if one]
         np.testing.assert_allclose(softmax(outputs), expected, atol=1e-6)
@@ -215,7 +216,7 @@ def test_keep_tells_its_coverage_by_class(tmp_path: Path) -> None:
     own = task(save(tmp_path, train=train, validation=GOLD), probabilities=["p_bad", "p_good"], keep="confident:0.7")
     assert "confident:0.7 keeps 2 of 4 (50.0%): bad 1 of 2, good 1 of 2" in str(scores_line(own, None))
     with pytest.raises(UserError, match="leaves no row"):
-        own.model_copy(update={"keep": "confident:0.95"}).column_logits("train")
+        column_outputs(own.model_copy(update={"keep": "confident:0.95"}))
 
 
 def test_the_temperature_is_the_best_of_a_fine_grid(tmp_path: Path) -> None:
@@ -232,21 +233,21 @@ def test_the_temperature_is_the_best_of_a_fine_grid(tmp_path: Path) -> None:
     best = grid[np.argmin([class_loss(outputs / temperature, gold) for temperature in grid])]
     assert own.temperature == pytest.approx(best, rel=2e-3)
     assert 2 < own.temperature < 4.5
-    np.testing.assert_allclose(own.column_logits("train")[:, 1], np.array([3, -6]) / own.temperature, rtol=1e-6)
+    np.testing.assert_allclose(column_outputs(own)[:, 1], np.array([3, -6]) / own.temperature, rtol=1e-6)
     fresh = task(tmp_path, logits=["z_good"], calibrate=True)
     with recorded_tables() as tables:
         fresh.examples("train")
-        fresh.column_logits("train")
+        column_outputs(fresh)
     assert {record.name for table in tables for record in table.files} == {"train.csv"}
     plain = own.model_copy(update={"calibrate": False})
     measured = [scores_line(one, None).details["quality"]["validation"]["ece"] for one in (own, plain)]
     assert measured[0] < measured[1] / 2
     assert "calibrated: divided by the temperature" in str(scores_line(own, None))
     with pytest.raises(UserError, match="no column 'z_good'"):
-        task(save(tmp_path, train=train, validation=GOLD), logits=["z_good"], calibrate=True).column_logits("train")
+        column_outputs(task(save(tmp_path, train=train, validation=GOLD), logits=["z_good"], calibrate=True))
     save(tmp_path, validation=GOLD | {"z_good": [""] * 4})
-    with pytest.raises(UserError, match="has a score to fit a temperature on"):
-        task(tmp_path, logits=["z_good"], calibrate=True).column_logits("train")
+    with pytest.raises(UserError, match="with scores to fit a temperature on"):
+        column_outputs(task(tmp_path, logits=["z_good"], calibrate=True))
 
 
 def test_the_key_tells_which_split_calibrates(tmp_path: Path) -> None:
@@ -385,4 +386,6 @@ def test_the_command_tells_what_it_took(tmp_path: Path, tiny_bert_folder: Path) 
     assert ended.code == 0, ended.err
     said = ended.out + ended.err
     assert "scores   p_bad, p_good = bad, good: 8 rows; 4 of 12 rows without a score left out" in said
-    assert "validation: accuracy 100.0, ece 0.0; 100 % right of 4 with over 99 %" in said.replace(", 100 %", "; 100 %")
+    assert "validation: accuracy 100.0, ece 0.0; 100 % right of 4 with 99 to 100 %" in said.replace(
+        ", 100 %", "; 100 %"
+    )

@@ -328,11 +328,11 @@ def test_match_labels_of_a_regression_head() -> None:
 @pytest.mark.parametrize(
     ("fields", "parts"),
     [
-        ({"metrics": ["acuracy"]}, ["task.metrics=acuracy", "Did you mean accuracy?"]),
-        ({"metrics": ["xyz"]}, ["Known: accuracy, f1,"]),
-        ({"metrics": ["pearson"]}, ["task.metrics=pearson", "Known: accuracy, f1,"]),
+        ({"metrics": ["acuracy"]}, ["task.metrics=acuracy", "Did you mean 'accuracy'?"]),
+        ({"metrics": ["xyz"]}, ["Known: accuracy, accuracy_f1,"]),
+        ({"metrics": ["pearson"]}, ["task.metrics=pearson", "Known: accuracy, accuracy_f1,"]),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, ["task.metrics=f1", "two classes, but the task has 3"]),
-        ({"type": "regression", "labels": None}, ["accuracy", "Known: pearson, spearman, pearson_spearman."]),
+        ({"type": "regression", "labels": None}, ["accuracy", "Known: pearson, pearson_spearman, spearman."]),
         ({"type": "regression", "metrics": ["pearson"]}, ["task.labels=[bad,good]", "task.labels=null"]),
         ({"labels": ["a"]}, ["task.labels=[a]", "two classes or more"]),
         ({"labels": ["a_b", "A-B"]}, ["task.labels=[a_b,A-B]", "two names differ only in case"]),
@@ -422,7 +422,7 @@ def case_two_kinds(folder: Path) -> tuple[Task, list[str]]:
 
 def case_number_outside(folder: Path) -> tuple[Task, list[str]]:
     columns = SENTENCES | {"label": [0, 1, 2]}
-    return toy(folder, columns), ["task.labels=[bad,good]", "the label 2", "task.labels=[0,1,2]"]
+    return toy(folder, columns), ["task.labels=[bad,good]", "number 2", "task.labels=[0,1,2]"]
 
 
 def case_name_outside(folder: Path) -> tuple[Task, list[str]]:

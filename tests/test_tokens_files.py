@@ -11,7 +11,7 @@ import pytest
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.tasks import make_task
-from distill_runner.tasks.account import data_line
+from distill_runner.tasks.split_account import data_line
 
 Lines = Sequence[str]
 

@@ -95,7 +95,8 @@ class Service:
         kind, tag = self._config.get("model_type"), None if self.task.served_prompt() else self.task.pipeline_tag
         lines = ["pip install fastapi uvicorn numpy onnxruntime tokenizers && uvicorn serve:app"]
         lines += ["docker build -t student . && docker run -p 8000:8000 student"]
-        body = json.dumps({"inputs": [self.task.served_input]})
+        is_single = len(self.task.columns) == 1 or self.task.single_texts
+        body = json.dumps({"inputs": ["a text" if is_single else self.task.columns]})
         lines += [f"curl localhost:8000/predict -H 'Content-Type: application/json' -d '{body}'"]
         notes = [f"`{SERVE}` serves `{self.file}`; in this folder:"]
         if kind in TEI_MODELS and tag in TEI_PATHS:

@@ -17,8 +17,8 @@ from distill_runner.datasets.readers.dataset import is_text_encoding
 from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.readers.tables import open_split
-from distill_runner.tasks.account import data_line
-from distill_runner.tasks.scores import SCORE_FIELDS
+from distill_runner.tasks.split_account import data_line
+from distill_runner.tasks.text import SCORE_FIELDS
 
 if TYPE_CHECKING:
     import numpy as np

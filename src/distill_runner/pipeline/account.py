@@ -24,9 +24,8 @@ from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import Inputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
-from distill_runner.tasks.account import SplitAccount, data_line, length_counts, lengths_line, short_list
-from distill_runner.tasks.score_account import scores_line
-from distill_runner.tasks.scores import TRANSFER, ScoredTask
+from distill_runner.tasks.scores import TRANSFER, scores_line
+from distill_runner.tasks.split_account import SplitAccount, data_line, length_counts, lengths_line, short_list
 from distill_runner.tasks.text import TextTask
 
 log = logging.getLogger(__name__)
@@ -126,7 +125,7 @@ def score_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     texts = set[str]()
     for part in (*stage.all_upstream, stage):
         task = part.config.task
-        if part.teacher is None or not part.teacher.has_columns or not isinstance(task, ScoredTask):
+        if part.teacher is None or not part.teacher.has_columns or not isinstance(task, TextTask):
             continue
         absent = (_not_downloaded(part, split) for split in (part.train_split, *task.validation.values()))
         if name := next(filter(None, absent), None):

@@ -24,9 +24,10 @@ from distill_runner.models.weights import WeightsReport, read_report
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
-from distill_runner.tasks.account import SplitAccount, account_of_tables, length_counts
-from distill_runner.tasks.scores import TRANSFER, ScoredTask
+from distill_runner.tasks.scores import TRANSFER, score_table
+from distill_runner.tasks.split_account import SplitAccount, account_of_tables, length_counts
 from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.tasks.text import TextTask
 from distill_runner.training.data import CorpusData, Data, TaskData, TextData
 from distill_runner.training.devices import Device
 
@@ -169,10 +170,10 @@ def read_examples(stage: Stage, name: str) -> Any:
     assert task is not None
     if transfer and name == TRANSFER:
         return task.transfer(transfer)
-    if name == stage.train_split and isinstance(task, ScoredTask) and task.prediction_columns:
+    if name == stage.train_split and isinstance(task, TextTask) and task.prediction_columns:
         with recorded_tables():  # the task reads the split itself, and skips columns that are not there
             if not set(task.prediction_columns) <= set(column_names(task, name)):
-                task.score_table(name)
+                score_table(task, name)
     return task.examples(name)
 
 

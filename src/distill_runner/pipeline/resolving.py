@@ -17,7 +17,6 @@ from distill_runner.models.sources import ModelSource, read_shape, resolve_sourc
 from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.config import PredictionSource, StageConfig
 from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer, TrimmedTokenizer
-from distill_runner.tasks.scores import ScoredTask
 from distill_runner.tasks.text import TextTask
 
 VOCABULARY, TRIM = ".model.vocabulary", "trim"
@@ -73,7 +72,7 @@ class _Resolver:
             problem = "its predictions are for a task's examples, but the stage has a corpus"
             raise UserError("teacher", predictions.type, problem)
         if predictions.type == "labels":
-            if not isinstance(task, ScoredTask):
+            if not isinstance(task, TextTask):
                 problem = f"tasks of type {task.type} have no columns of scores"
                 raise UserError("teacher", "labels", problem, "Take a model as the teacher, such as teacher=base.")
             if not task.prediction_columns:

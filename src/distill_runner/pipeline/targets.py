@@ -17,7 +17,8 @@ from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.inputs import Inputs
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import SCHEMA, Spec, Store, key_of
-from distill_runner.tasks.calibration import class_loss, fitted_temperature
+from distill_runner.tasks.decoding import fitted_temperature
+from distill_runner.tasks.scores import training_scores
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.training.config import Runtime
 from distill_runner.training.data import select_share
@@ -226,7 +227,7 @@ def teacher_temperature(stage: Stage, builder: Builder) -> float:
     name, split = next(iter(task.validation.items()))
     outputs = np.load(builder.build(teacher) / PREDICTIONS.format(name)).astype(np.float64)
     labels = np.asarray(builder.inputs.split(teacher.members[0] if teacher.members else teacher, split).labels)
-    return fitted_temperature(lambda temperature: class_loss(outputs / temperature, labels))
+    return fitted_temperature(outputs, labels)
 
 
 def column_outputs(stage: Stage) -> np.ndarray:
@@ -237,7 +238,8 @@ def column_outputs(stage: Stage) -> np.ndarray:
     """
     task, transfer = stage.config.task, stage.config.transfer
     assert task is not None
-    return task.transfer_logits(transfer) if transfer is not None else task.column_logits(task.train)
+    scores = training_scores(task, transfer)
+    return scores.outputs[scores.is_used]
 
 
 class _Teacher:

@@ -3,13 +3,22 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.readers.table import DIGITS, TEXT, is_missing
-from distill_runner.datasets.readers.tables import listed_names
+from distill_runner.datasets.readers.tables import (
+    SplitTable,
+    column_names,
+    inspect_columns,
+    listed_names,
+    read_columns,
+)
+
+if TYPE_CHECKING:
+    from distill_runner.tasks.text import TextTask
 
 LABEL = "label"
 """Default name of the label column."""
@@ -22,21 +31,14 @@ KEYS = frozenset(["id", "idx", "index", "guid", "uid", "uuid", "url", "date"])
 _KEY = re.compile(r".*(_id|_ids|[a-z]ID|_idx|_index|_url)|__index_level_\d+__|Unnamed: \d+")
 TEXTS = frozenset(("text", "sentence", "review", "content", "body", "document", "tweet", "comment", "message", "title"))
 """Names of columns that are texts even if all of them are numbers."""
-PAIRS = (
-    ("premise", "hypothesis"),
-    ("question", "answer"),
-    ("question", "context"),
-    ("question", "passage"),
-    ("question", "paragraph"),
-    ("question", "document"),
-    ("question", "sentence"),
-    ("question", "text"),
-    ("query", "passage"),
-    ("query", "document"),
-    ("claim", "evidence"),
-    ("text", "text_pair"),
-    ("first", "second"),
-)
+PAIRS = {
+    "premise": ("hypothesis",),
+    "question": ("answer", "context", "passage", "paragraph", "document", "sentence", "text"),
+    "query": ("passage", "document"),
+    "claim": ("evidence",),
+    "text": ("text_pair",),
+    "first": ("second",),
+}
 """Names of columns that are read as two texts; so are names that differ in 1 and 2, or a and b, at their end."""
 MIN_ROWS = 8
 """Rows from which columns are searched for the label."""
@@ -47,11 +49,68 @@ PREDICTED, WORD_PREDICTED = 0.5, 0.95
 """Shares of a constant prediction's errors that a column of few values, or a word, avoids if it gives labels away."""
 MIN_NAME, MAX_NAMED = 4, 12
 """Letters of a class name that is searched for in the texts, and number of classes up to which that is done."""
+_WRITTEN_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+"""A number as programs write it; 007 and +1 are text."""
+
+
+# --- Cells
 
 
 def is_empty(value: Any) -> bool:
     """Return whether a cell of a table holds nothing."""
     return value == "" or is_missing(value)
+
+
+def is_blank(value: Any) -> bool:
+    """Return whether a cell holds nothing but spaces."""
+    return is_empty(value) or (isinstance(value, str) and not value.strip())
+
+
+def typed_values(table: SplitTable, column: str) -> list[Any]:
+    """Return a column of labels; the text of a format without types as numbers or as true and false, if all are."""
+    values = table.columns.get(column, [])
+    if not table.untyped:
+        return values
+    texts = {value for value in values if value.strip()}
+    typed: dict[str, Any] = {}
+    if all(map(_WRITTEN_NUMBER.fullmatch, texts)):
+        typed = {text: float(text) if "." in text else int(text) for text in texts}
+    elif {text.casefold() for text in texts} <= {"true", "false"}:
+        typed = {text: text.casefold() == "true" for text in texts}
+    return [typed.get(value, value) for value in values]
+
+
+def as_int(value: Any) -> Any:
+    """Return a float such as 3.0 as the int 3, and any other value unchanged."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# --- Texts and labels
+
+
+def infer_columns(task: "TextTask") -> dict[str, Any]:
+    """Return the text columns and the label columns of a task's data, as fields.
+
+    Raises:
+        UserError: the data lack a label column or a column of texts, or there is more than one choice.
+    """
+    types = inspect_columns(task, task.inferred_from)
+    of_labels = [*types] if task.labeled_split == task.train else column_names(task, task.labeled_split)
+    labels = task.label_columns
+    if task.gold != "none":
+        labels = infer_label(labels, task.label_candidates(of_labels))
+    others = [*task.prediction_columns, *([task.example_weight] if task.example_weight else [])]
+    texts = text_candidates(types, [*labels, *others])
+    if not texts or len(texts) > MAX_CANDIDATES:
+        problem = f"cannot be inferred: the data have {listed_names(list(types))}"
+        raise UserError("task.columns", None, problem, "'task.columns=[<text>]'")
+    keys = [name for name, kind in types.items() if kind == TEXT and is_key(name)]
+    if len(texts) > 1 or has_label_word(texts[0]) or keys:
+        columns = read_columns(task, task.inferred_from, [*texts, *labels])
+        label_columns = [columns[name] for name in labels if name in columns]
+        rows = label_columns[0] if len(label_columns) == 1 else zip(*label_columns, strict=True)
+        texts = infer_texts(texts, keys, columns, list(map(str, rows)) or [""] * len(columns[texts[0]]))
+    return {"columns": texts, "label": labels[0] if isinstance(task.label, str) else labels}
 
 
 def infer_label(label_columns: list[str], names: Iterable[str]) -> list[str]:
@@ -61,16 +120,16 @@ def infer_label(label_columns: list[str], names: Iterable[str]) -> list[str]:
         UserError: a column does not exist, or several columns could be the label.
     """
     names = list(names)
-    if missing := [name for name in label_columns if name not in names]:
-        synonyms = [name for name in names if name.casefold() in LABELS]
-        if label_columns == [LABEL] and len(synonyms) == 1:
-            return synonyms
-        problem = f"no such column: the data have {listed_names(names)}"
-        remedy = "task.label=<column of the labels>"
-        if label_columns == [LABEL] and synonyms:
-            problem, remedy = f"could be {' or '.join(synonyms)}", f"task.label={synonyms[0]}, or another column"
-        raise UserError("task.label", missing[0], problem, remedy)
-    return label_columns
+    missing = [name for name in label_columns if name not in names]
+    if not missing:
+        return label_columns
+    synonyms = [name for name in names if name.casefold() in LABELS] if label_columns == [LABEL] else []
+    if len(synonyms) == 1:
+        return synonyms
+    problem, remedy = f"no such column: the data have {listed_names(names)}", "task.label=<column of the labels>"
+    if synonyms:
+        problem, remedy = f"could be {' or '.join(synonyms)}", f"task.label={synonyms[0]}, or another column"
+    raise UserError("task.label", missing[0], problem, remedy)
 
 
 def text_candidates(types: Mapping[str, str], excluded: Iterable[str]) -> list[str]:
@@ -93,12 +152,9 @@ def has_label_word(name: str) -> bool:
 
 def as_pair(names: Sequence[str]) -> list[str] | None:
     """Return two names in the order of a known pair; None if they are no pair."""
-    if len(names) != 2:
-        return None
-    for first, second in (names, names[::-1]):
-        if (first.casefold(), second.casefold()) in PAIRS:
-            return [first, second]
-        if len(first) > 1 and first[:-1] == second[:-1] and first[-1] + second[-1] in ("12", "ab", "AB"):
+    for first, second in (names, names[::-1]) if len(names) == 2 else ():
+        is_numbered = len(first) > 1 and first[:-1] == second[:-1] and first[-1] + second[-1] in ("12", "ab", "AB")
+        if is_numbered or second.casefold() in PAIRS.get(first.casefold(), ()):
             return [first, second]
     return None
 
@@ -127,8 +183,7 @@ def infer_texts(
         return texts
     options = [*(texts or candidates), *(keys if len(texts) == 1 else [])]
     problem = f"could be {' or '.join(filter(None, [listed_names(options[:-1]), options[-1]]))}"
-    revealing = [name for name in options if name in leaks]
-    if revealing:
+    if revealing := [name for name in options if name in leaks]:
         problem += f"; {revealing[0]} gives the label away: {leaks[revealing[0]]}"
     elif len(options) == 2:
         problem += ", or both: they are not named as a pair, such as sentence1 and sentence2"
@@ -139,12 +194,38 @@ def infer_texts(
     raise UserError("task.columns", None, problem, remedy)
 
 
-def gives_away(values: Sequence[str], labels: Sequence[str]) -> bool:
-    """Return whether a column of few values determines the label: each value, often repeated, has one label only."""
-    first: dict[str, str] = {}
-    if any(first.setdefault(value, label) != label for value, label in zip(values, labels, strict=True)):
-        return False
-    return 2 * len(first) <= len(values) and len(set(first.values())) > 1
+# --- What gives labels away
+
+
+def leak(values: list[str], labels: list[str], class_names: list[str]) -> str | None:
+    """Return how the values of a column give the labels away; None if they do not.
+
+    Args:
+        labels: label of each row.
+        class_names: name of the class of each row; empty if the labels are no classes.
+    """
+    if len(values) < MIN_ROWS:
+        return None
+    count, predicted, constant = predictability(values, labels)
+    if predicted == 1 and constant < 1 and 2 * count <= len(values):
+        return f"its {count:,} different texts have one label each"
+    if FEW_VALUES * count <= len(values) and predicted - constant > PREDICTED * (1 - constant):
+        return f"its {count:,} different texts predict {percent(predicted)} of the labels"
+    for place, position in (("first", 0), ("last", -1)):
+        words = [(text.split() or [""])[position] for text in values]
+        count, predicted, constant = predictability(words, labels)
+        if FEW_VALUES * count <= len(words) and predicted - constant > WORD_PREDICTED * (1 - constant):
+            return f"the {place} word predicts {percent(predicted)} of the labels"
+    names = sorted(set(class_names))
+    if not 2 <= len(names) <= MAX_NAMED or any(len(name) < MIN_NAME for name in names):
+        return None
+    for name in names:
+        pattern = re.compile(rf"(?<!\w){re.escape(name.casefold())}(?!\w)")
+        is_named = np.array([pattern.search(text.casefold()) is not None for text in values])
+        is_own = np.array([label == name for label in class_names])
+        if is_named[is_own].mean() < WORD_PREDICTED or is_named[~is_own].mean() > 1 - WORD_PREDICTED:
+            return None
+    return f"its texts name their own class, such as {names[0]}"
 
 
 def predictability(values: Iterable[Any], labels: Iterable[Any]) -> tuple[int, float, float]:
@@ -160,42 +241,6 @@ def predictability(values: Iterable[Any], labels: Iterable[Any]) -> tuple[int, f
         total[label] += 1
     count, predicted = total.total(), sum([max(counts.values()) for counts in by_value.values()])
     return len(by_value), predicted / count, max(total.values()) / count
-
-
-def leak(values: list[str], labels: list[str], class_names: list[str]) -> str | None:
-    """Return how the values of a column give the labels away; None if they do not.
-
-    Args:
-        labels: label of each row.
-        class_names: name of the class of each row; empty if the labels are no classes.
-    """
-    if len(values) < MIN_ROWS:
-        return None
-    if gives_away(values, labels):
-        return f"its {len(set(values)):,} different texts have one label each"
-    count, predicted, constant = predictability(values, labels)
-    if FEW_VALUES * count <= len(values) and predicted - constant > PREDICTED * (1 - constant):
-        return f"its {count:,} different texts predict {percent(predicted)} of the labels"
-    for place, position in (("first", 0), ("last", -1)):
-        words = [(text.split() or [""])[position] for text in values]
-        count, predicted, constant = predictability(words, labels)
-        if FEW_VALUES * count <= len(words) and predicted - constant > WORD_PREDICTED * (1 - constant):
-            return f"the {place} word predicts {percent(predicted)} of the labels"
-    return _named_label(values, class_names)
-
-
-def _named_label(values: list[str], class_names: list[str]) -> str | None:
-    """Return that texts hold the name of their class, and texts of other classes do not; None otherwise."""
-    names = sorted(set(class_names))
-    if len(names) < 2 or len(names) > MAX_NAMED or any(len(name) < MIN_NAME for name in names):
-        return None
-    for name in names:
-        pattern = re.compile(rf"(?<!\w){re.escape(name.casefold())}(?!\w)")
-        is_named = np.array([pattern.search(text.casefold()) is not None for text in values])
-        is_own = np.array([label == name for label in class_names])
-        if is_named[is_own].mean() < WORD_PREDICTED or is_named[~is_own].mean() > 1 - WORD_PREDICTED:
-            return None
-    return f"its texts name their own class, such as {names[0]}"
 
 
 def percent(share: float) -> str:

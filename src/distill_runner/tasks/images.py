@@ -14,15 +14,19 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.images import CHANNELS, Augment, Decoding, Mode
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.readers.tables import read_table
-from distill_runner.tasks.account import SplitAccount, image_hashes
 from distill_runner.tasks.classification import ClassificationTask
-from distill_runner.tasks.scores import SCORE_FIELDS, TRANSFER, selected_rows
+from distill_runner.tasks.scores import TRANSFER, read_scores, selected_rows, transfer_table
+from distill_runner.tasks.split_account import SplitAccount, image_hashes
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import Task
+from distill_runner.tasks.text import SCORE_FIELDS
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
     from distill_runner.models.features import EncoderShape
+
+PROCESSOR = {"image_processor_type": "ViTImageProcessor", "do_rescale": True, "rescale_factor": 1 / 255}
+"""ViT's processor, because ``transformers`` has no class for generic resizing and normalization."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class ImagesTask(ClassificationTask):
     exportable = False
     pipeline_tag = "image-classification"
     auto_class = "AutoModelForImageClassification"
+    num_positions: ClassVar[int] = 0
     example_fields = (
         frozenset({"columns", "label", "labels", "type", "version", "mode", "convert", "resize"}) | SCORE_FIELDS
     )
@@ -98,25 +103,22 @@ class ImagesTask(ClassificationTask):
     def spec(self) -> dict[str, Any]:
         return {name: value for name, value in super().spec().items() if name != "max_length"}
 
-    def examples(self, split: str) -> Any:
-        table, outputs = self.with_scores(read_table(self, split), split)
-        labels = self.gold_labels(table, outputs, split)
-        if split == self.train and labels is not None:
-            self._require_all_classes(labels)
-        return ImageExamples(table.columns[self.columns[0]], labels, split)
+    # From rows to batches
 
-    def _require_all_classes(self, labels: np.ndarray) -> None:
-        if missing := set(range(len(self.names))) - set(labels.tolist()):
+    def examples(self, split: str) -> Any:
+        table = read_table(self, split)
+        is_used, labels = self.used_rows(table, split)
+        if split == self.train and labels is not None and (missing := set(range(len(self.names))) - {*labels.tolist()}):
             classes = ", ".join(self.names[number] for number in sorted(missing)[:5])
-            problem = f"the split '{self.train}' has no image of the class {classes}"
-            remedy = "Leave out such classes, or add images."
+            problem, remedy = f"the split '{self.train}' has no image of the class {classes}", "Leave out such classes."
             raise UserError("task.labels", f"{len(self.names)} classes", problem, remedy)
+        return ImageExamples(selected_rows(table, is_used).columns[self.columns[0]], labels, split)
 
     def transfer(self, transfer: "TransferSet") -> Any:
-        table = self.transfer_table(transfer)
+        table = transfer_table(self, transfer)
         if self.prediction_columns:
-            table = selected_rows(table, self.scores(table, TRANSFER).is_used)
-        return ImageExamples(table.columns["0"], None, "transfer")
+            table = selected_rows(table, read_scores(self, table, TRANSFER).is_used)
+        return ImageExamples(table.columns["0"], None, TRANSFER)
 
     def account(self, split: str, examples: Any, tables: Sequence[TableRecord]) -> SplitAccount:
         return Task.account(self, split, examples, tables)  # images have neither texts nor blanks
@@ -138,6 +140,15 @@ class ImagesTask(ClassificationTask):
 
         return ImageSplit(folder, (self.mean, self.std), self.augment, views)
 
+    @property
+    def input_settings(self) -> dict[str, Any]:
+        return {"mean": self.mean, "std": self.std, "augment": self.augment.model_dump()}
+
+    def is_endless(self, views: int | None) -> bool:
+        return views is None and (self.augment.pad > 0 or self.augment.flip)
+
+    # The model
+
     def check(self, shape: "EncoderShape") -> None:
         """Check that a model of this ``shape`` reads the images of this task.
 
@@ -154,44 +165,23 @@ class ImagesTask(ClassificationTask):
         size = shape.image_size
         if size is not None and self.resize != size:
             problem = f"the model reads only images of {size[0]}x{size[1]} pixels"
-            raise UserError(
-                "task.resize", self.resize and list(self.resize), problem, f"task.resize=[{size[0]},{size[1]}]"
-            )
+            remedy = f"task.resize=[{size[0]},{size[1]}]"
+            raise UserError("task.resize", self.resize and list(self.resize), problem, remedy)
 
-    @property
-    def num_positions(self) -> int:
-        return 0
+    def save_preprocessor(self, folder: Path) -> None:
+        """Write ``preprocessor_config.json``, from which ``AutoImageProcessor`` prepares images in the same way."""
+        settings = {"do_resize": False} if self.resize is None else {"do_resize": True}
+        settings |= {"do_convert_rgb": True} if self.convert and self.mode == "RGB" else {}
+        size = {"size": {"height": self.resize[0], "width": self.resize[1]}} if self.resize else {}
+        normalization = {"do_normalize": True, "image_mean": self.mean, "image_std": self.std}
+        text = json.dumps(PROCESSOR | settings | size | normalization, indent=1)
+        (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
 
-    @property
-    def input_settings(self) -> dict[str, Any]:
-        return {"mean": self.mean, "std": self.std, "augment": self.augment.model_dump()}
-
-    def is_endless(self, views: int | None) -> bool:
-        return views is None and (self.augment.pad > 0 or self.augment.flip)
+    # Predictions
 
     def example_texts(self, name: str, split: Any, numbers: Sequence[int]) -> list[str]:
         """Return the number and split of each image, since an image cannot be shown as text."""
         return [f"image {number} of {name}" for number in numbers]
-
-    def save_preprocessor(self, folder: Path) -> None:
-        """Write ``preprocessor_config.json``, from which ``AutoImageProcessor`` prepares images in the same way.
-
-        The file names ViT's processor, because ``transformers`` has no class for generic resizing and normalization.
-        """
-        size = {} if self.resize is None else {"size": {"height": self.resize[0], "width": self.resize[1]}}
-        conversion = {"do_convert_rgb": True} if self.convert and self.mode == "RGB" else {}
-        settings = {
-            "image_processor_type": "ViTImageProcessor",
-            "do_resize": self.resize is not None,
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "image_mean": self.mean,
-            "image_std": self.std,
-        }
-        (folder / "preprocessor_config.json").write_text(
-            json.dumps(settings | size | conversion, indent=1), encoding="utf-8"
-        )
 
     def save_pictures(self, folder: Path, epochs: Any, outputs: np.ndarray, split: Any) -> None:
         """Save training images as eight epochs show them, and the first sixteen wrong predictions."""
@@ -199,9 +189,8 @@ class ImagesTask(ClassificationTask):
 
         pixels = [batch.pixels for batch in islice(epochs, COLUMNS)]
         images = [epoch[row] for row in range(len(pixels[0])) for epoch in pixels]
-        save_contact_sheet(
-            folder / "training-images.png", images, [f"epoch {n % COLUMNS + 1}" for n in range(len(images))]
-        )
+        captions = [f"epoch {number % COLUMNS + 1}" for number in range(len(images))]
+        save_contact_sheet(folder / "training-images.png", images, captions)
         predictions = self.example_predictions(outputs, split)
         if wrong := np.flatnonzero(~predictions.correct)[: 2 * COLUMNS].tolist():
             captions = [f"{predictions.prediction_text(n)}\ntruth: {predictions.label_text(n)}" for n in wrong]

@@ -4,14 +4,11 @@ import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import field_validator
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import REGRESSION_METRICS
 from distill_runner.datasets.readers.tables import SplitTable
-from distill_runner.models.config import Head
-from distill_runner.tasks.columns import is_empty
 from distill_runner.tasks.text import TextTask
 
 if TYPE_CHECKING:
@@ -20,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class RegressionTask(TextTask):
-    """Regression task: one score for each example.
-
-    Attributes:
-        labels: must be null, because scores have no class names.
-    """
+    """Regression task: one score for each example; ``labels`` must be null."""
 
     served_reply = "float(row[0])"
     metric_functions = REGRESSION_METRICS
@@ -34,19 +27,6 @@ class RegressionTask(TextTask):
         Literal["regression"],
         Assumption("soft labels: squared error of the two outputs, without a temperature", "ALP-KD"),
     ] = "regression"
-    labels: None = None
-
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _has_no_classes(cls, labels: Any) -> Any:
-        if labels is not None:
-            names = format_list([str(label) for label in labels])
-            raise UserError("task.labels", names, "a regression task has no class names", "task.labels=null")
-        return labels
-
-    @property
-    def head(self) -> Head:
-        return Head("AutoModelForSequenceClassification", ("score",), 1, "regression", self.name)
 
     @property
     def outputs(self) -> "Outputs":
@@ -54,21 +34,9 @@ class RegressionTask(TextTask):
 
         return Score()
 
-    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
-        return [f"{value:.3f}" for value in outputs[:, 0]]
-
     def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
         spread, of_labels = np.std(outputs), np.std(np.asarray(split.labels))
         return [] if spread > 1e-3 * of_labels else [f"the student predicts {outputs.mean():.3f} for all examples"]
-
-    def outputs_of_answers(self, means_NC: np.ndarray, split: str) -> np.ndarray:
-        return means_NC
-
-    def favored_labels(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs[:, 0].astype(np.float32)
-
-    def is_unlabeled(self, value: Any) -> bool:
-        return is_empty(value)
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         """Return the scores, float32 (N,)."""
@@ -84,10 +52,10 @@ def encode_scores(values: list[Any], column: str, split: str, remedy: str = "Rep
     """
     for value in values:
         try:
-            finite = math.isfinite(float(value))
+            is_finite = math.isfinite(float(value))
         except (TypeError, ValueError):
-            finite = False
-        if not finite:
+            is_finite = False
+        if not is_finite:
             problem = f"split '{split}' holds {value!r}, which is not a finite number"
             raise UserError("task.label", column, problem, remedy)
     return np.asarray(values, dtype=np.float32)

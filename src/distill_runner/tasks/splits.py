@@ -73,26 +73,17 @@ class Splits(Dataset):
         return {TEST: test} if isinstance(test, str) else {} if test is None else test
 
     @model_validator(mode="after")
-    def _names_are_no_paths(self) -> Self:
-        """Check the names that become a part of files' names: of the task, and of its validation and test splits."""
-        names = [("task.name", self.name)]
+    def _names_and_selection_fit(self) -> Self:
+        names = [("task.name", self.name)]  # names that become a part of files' names
         names += [(f"task.{kind}", name) for kind in ("validation", "test") for name in getattr(self, kind)]
         for key, name in names:
             if not name.strip() or name.startswith(".") or re.search(r"[/\\\0-\x1f]", name) or len(name) > MAX_NAME:
                 problem = "cannot be a part of a file's name"
                 raise UserError(key, name, problem, "Take a short name without slashes that does not begin with a dot.")
-        return self
-
-    @model_validator(mode="after")
-    def _selection_split_exists(self) -> Self:
-        if self.select_on not in (VALIDATION, HELD_OUT, MEAN, *self.validation):
+        choices = dict.fromkeys([HELD_OUT, VALIDATION, MEAN, *self.validation])
+        if self.select_on not in choices:
             problem = "must be held_out, mean, or the name of a split in task.validation"
-            remedy = f"Take one of {', '.join(dict.fromkeys([HELD_OUT, VALIDATION, MEAN, *self.validation]))}."
-            raise UserError("task.select_on", self.select_on, problem, remedy)
-        return self
-
-    @model_validator(mode="after")
-    def _selection_metric_is_maximized(self) -> Self:
+            raise UserError("task.select_on", self.select_on, problem, f"Take one of {', '.join(choices)}.")
         if self.metrics[0] in LOWER_IS_BETTER:
             problem = "is better when it is lower, but the epoch with the highest first metric is selected"
             raise UserError("task.metrics", self.metrics[0], problem, f"task.metrics=[accuracy,{self.metrics[0]}]")
@@ -192,10 +183,6 @@ class Splits(Dataset):
         }
 
     @property
-    def _first(self) -> list[str]:
-        return [next(iter(self.validation))]
-
-    @property
     def scored_splits(self) -> list[str]:
         """Names of the validation splits whose mean is the score: all of them if each has a column."""
         return self.split_columns or self.plain_splits
@@ -205,7 +192,7 @@ class Splits(Dataset):
         """Names of the validation splits whose mean has the plain names of the metrics: those that select the epoch."""
         if self.select_on in self.validation:
             return [self.select_on]
-        return list(self.validation) if self.select_on == MEAN else self._first
+        return list(self.validation) if self.select_on == MEAN else [next(iter(self.validation))]
 
     @property
     def split_columns(self) -> list[str]:

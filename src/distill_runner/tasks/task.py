@@ -1,7 +1,18 @@
-"""The base class of all task types: everything that the rest of the program may ask of a task."""
+"""A task type as one declaration: what the rest of the program asks of a task of any type.
+
+A type says five things, in this order in its class; nobody else asks which type a task has:
+
+1. *Columns*: its options, and which columns of the data are texts, labels or further inputs (``required_columns``,
+   ``label_columns``); ``resolved`` reads from the data what the user leaves out.
+2. *Collate*: how rows become examples (``examples``), examples arrays (``write``) and arrays batches (``open``).
+3. *Head*: which head a model gets (``head``) and which losses its outputs take (``outputs``).
+4. *Metrics*: ``metric_functions``, and ``score`` where an example has several outputs.
+5. *Decoding*: what outputs mean as predictions, for files, comparisons and pictures.
+
+Types of one or two texts with a label are declared in ``text``; ``decoding`` has the meanings of their outputs.
+"""
 
 import csv
-import difflib
 import io
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,15 +23,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, suggestion
 from distill_runner.datasets.evaluate_metrics import Outputs as MetricInputs
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
-from distill_runner.tasks.account import SplitAccount, account_of_tables, count_labels
 from distill_runner.tasks.programs import ROWS
+from distill_runner.tasks.split_account import SplitAccount, account_of_tables
 from distill_runner.tasks.splits import Splits
 
 if TYPE_CHECKING:
@@ -56,55 +67,30 @@ class ExamplePredictions:
 
 
 class Task(Splits):
-    """Base class of tasks: their examples, model head, outputs and metrics.
+    """Base class of tasks; each type is a subclass, and one entry in ``TASK_TYPES``.
 
-    Each task type is a subclass in a module or package of its own, and one entry in ``TASK_TYPES``. No other code
-    depends on the type of a task: it reads the class variables and calls the methods below.
-
-    A subclass must define ``examples``, ``write`` and ``open`` (from rows to batches), ``head`` and ``outputs`` (what
-    the model predicts, and the losses), and ``prediction_texts``. A head with several outputs per example also needs
-    its own ``Split``, which sets ``Batch.head_tokens`` and ``Batch.output_rows``, and its own ``score``.
+    A subclass must define ``metric_functions``, ``example_fields``, ``examples``, ``write``, ``open``, ``head`` and
+    ``outputs``. A head with several outputs per example also needs its own ``Split``, which sets ``Batch.head_tokens``
+    and ``Batch.output_rows``, and its own ``score``.
 
     Raises:
         UserError: a metric is unknown, or ``Splits`` refuses a field.
     """
 
-    metric_functions: ClassVar[Mapping[str, Callable[..., float]]]
-    """The metrics by name; the first one is the default."""
-    output_kind: ClassVar[MetricInputs | None] = None
-    """What the outputs are to metrics of ``evaluate``; None if these cannot score tasks of this type."""
+    # 1. Columns
+
     example_fields: ClassVar[frozenset[str]]
     """Fields on which the stored examples of a split depend, besides the content of the data."""
-    pipeline_tag: ClassVar[str] = "text-classification"
-    """Name of the ``transformers`` pipeline, and of the hub's task, that runs a model of this type."""
     tokenized: ClassVar[bool] = True
     """Whether the examples are texts, so that models need a tokenizer."""
+    single_texts: ClassVar[bool] = False
+    """Whether a model reads single texts, also where the task's columns are several texts that are compared."""
     has_classes: ClassVar[bool] = False
     """Whether the outputs of the head are named classes, which the option ``labels`` lists."""
     inferred_fields: ClassVar[tuple[str, ...]] = ()
     """Other options that ``resolved`` reads from the data if they are null; ``data_summary`` records them."""
-    has_token_outputs: ClassVar[bool] = False
-    """Whether the outputs depend on how a text is tokenized, so that teacher and student need the same tokens."""
-    has_ids: ClassVar[bool] = False
-    """Whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them."""
     unread_files: ClassVar[str] = ""
     """Why a student cannot predict for a file of examples; empty if it can."""
-    exportable: ClassVar[bool] = True
-    """Whether ``distill-run export`` can run an exported model: on padded tokens, with outputs of ``onnx.OUTPUTS``."""
-
-    onnx_loading: ClassVar[str] = ONNX_LOADING
-    """Code block for model cards that loads an exported model; the fields are ``model``, ``folder`` and ``file``."""
-    served_program: ClassVar[str] = ROWS
-    """Program that serves an exported model, with the fields of ``deploy.serving`` and of ``served_fields``."""
-    served_reply: ClassVar[str]
-    """Python expression of the answer to one text in ``ROWS``.
-
-    It reads ``row``, the outputs for the text, ``labels``, the names of the classes, and ``text``, its tokens.
-    """
-    single_texts: ClassVar[bool] = False
-    """Whether a model reads single texts, also where the task's columns are several texts that are compared."""
-    agreement_name: ClassVar[str] = "same prediction"
-    """What ``agreement`` is a share of."""
 
     @model_validator(mode="before")
     @classmethod
@@ -117,39 +103,6 @@ class Task(Splits):
         default = {"metrics": [next(iter(cls.metric_functions))]} if own.get("metrics", ()) is None else {}
         return own | default
 
-    @model_validator(mode="after")
-    def _metrics_exist(self) -> Self:
-        for metric in self.metrics:
-            if is_external(metric):
-                self._check_external(metric)
-            elif metric not in self.metric_functions:
-                similar = difflib.get_close_matches(metric, self.metric_functions, n=1)
-                hint = f"Did you mean {similar[0]}? " if similar else ""
-                problem = f"task.type={self.type} has no such metric"
-                raise UserError("task.metrics", metric, problem, f"{hint}Known: {', '.join(self.metric_functions)}.")
-        return self
-
-    def spec(self) -> dict[str, Any]:
-        selecting = self.metrics[0]
-        code = {"metric_code": external_metric(selecting).fingerprint} if is_external(selecting) else {}
-        return super().spec() | code
-
-    def _check_external(self, metric: str) -> None:
-        """Check that a metric of ``evaluate`` can be loaded, and that it fits the outputs, before any training.
-
-        Raises:
-            UserError: it cannot score the task, or selects the epoch although lower values are better.
-        """
-        if self.output_kind is None:
-            problem = f"tasks of type {self.type} have outputs that no metric of evaluate takes"
-            raise UserError("task.metrics", metric, problem, f"Known: {', '.join(self.metric_functions)}.")
-        probe = external_metric(metric).probe(self.output_kind, len(getattr(self, "labels", None) or (0, 1)))
-        if metric == self.metrics[0] and not probe.is_maximized:
-            problem = "is better when it is lower, but the epoch with the highest first metric is selected"
-            raise UserError(
-                "task.metrics", metric, problem, f"task.metrics=[{next(iter(self.metric_functions))},{metric}]"
-            )
-
     def resolved(self) -> Self:
         """Return the task with the fields that are read from its data: names of classes, optional test splits.
 
@@ -158,7 +111,33 @@ class Task(Splits):
         """
         return self.with_existing_tests()
 
-    # From rows to batches
+    @property
+    def prediction_columns(self) -> list[str]:
+        """Columns of the data with the scores of another model; empty if there are none."""
+        return []
+
+    @property
+    def has_train_labels(self) -> bool:
+        """Whether the training split has gold labels."""
+        return True
+
+    @property
+    def reads_labels_for_transfer(self) -> bool:
+        """Whether the examples of a transfer set depend on the task's own data."""
+        return False
+
+    def has_labels(self, name: str, split: "Split") -> bool:
+        """Return whether the examples of a test split have labels.
+
+        Args:
+            name: the split, as for ``examples``.
+            split: the same split, opened.
+        Raises:
+            UserError: only some of them have labels.
+        """
+        return split.labels is not None
+
+    # 2. Collate
 
     @abstractmethod
     def examples(self, split: str) -> Examples:
@@ -169,6 +148,10 @@ class Task(Splits):
         Raises:
             UserError: data are missing, damaged or contradictory.
         """
+
+    def transfer(self, transfer: "TransferSet") -> Examples:
+        """Return the inputs of a transfer set as examples without labels."""
+        return transfer.examples()
 
     @abstractmethod
     def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
@@ -194,7 +177,7 @@ class Task(Splits):
             tables: what the readers took from the files.
         """
         account = account_of_tables(split, tables, self.columns, self.label_columns)
-        count_labels(account, getattr(examples, "labels", None), self.head.names or ())
+        account.count_labels(getattr(examples, "labels", None), self.head.names or ())
         return account
 
     def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
@@ -204,10 +187,6 @@ class Task(Splits):
             folder: the folder that ``write`` has filled; None if the examples are not written.
         """
         return None
-
-    def transfer(self, transfer: "TransferSet") -> Examples:
-        """Return the inputs of a transfer set as examples without labels."""
-        return transfer.examples()
 
     def split_settings(self, split: str) -> dict[str, Any]:
         """Return settings besides ``example_fields`` on which the stored examples of this split depend."""
@@ -227,7 +206,23 @@ class Task(Splits):
         """Number of positions that a model needs for the longest example; 0 if examples have no positions."""
         return 0
 
-    # The model
+    # 3. Head
+
+    has_token_outputs: ClassVar[bool] = False
+    """Whether the outputs depend on how a text is tokenized, so that teacher and student need the same tokens."""
+    pipeline_tag: ClassVar[str] = "text-classification"
+    """Name of the ``transformers`` pipeline, and of the hub's task, that runs a model of this type."""
+    exportable: ClassVar[bool] = True
+    """Whether ``distill-run export`` can run an exported model: on padded tokens, with outputs of ``onnx.OUTPUTS``."""
+    onnx_loading: ClassVar[str] = ONNX_LOADING
+    """Code block for model cards that loads an exported model; the fields are ``model``, ``folder`` and ``file``."""
+    served_program: ClassVar[str] = ROWS
+    """Program that serves an exported model, with the fields of ``deploy.serving`` and of ``served_fields``."""
+    served_reply: ClassVar[str]
+    """Python expression of the answer to one text in ``ROWS``.
+
+    It reads ``row``, the outputs for the text, ``labels``, the names of the classes, and ``text``, its tokens.
+    """
 
     @property
     @abstractmethod
@@ -249,6 +244,9 @@ class Task(Splits):
             problem = f"a model of type {shape.model_type} reads images, but {self.name} has texts"
             raise UserError(".model", None, problem, "Take a text encoder, or a task of images: task=cifar10.")
 
+    def save_preprocessor(self, folder: Path) -> None:
+        """Save preprocessing files other than the tokenizer's in the folder of a model, such as those for images."""
+
     def served_prompt(self) -> str:
         """Return the text that a program that serves an exported model puts before each text.
 
@@ -260,64 +258,40 @@ class Task(Splits):
     def served_fields(self) -> dict[str, Any]:
         """Return the fields of ``served_program`` that depend on the task."""
         prompt = self.served_prompt()
-        return {
-            "texts": f"[{prompt!r} + text for text in inputs]" if prompt else "inputs",
-            "reply": self.served_reply,
-        }
+        texts = f"[{prompt!r} + text for text in inputs]" if prompt else "inputs"
+        return {"texts": texts, "reply": self.served_reply}
 
-    @property
-    def served_input(self) -> str | list[str]:
-        """One input of a request, as an example for users: a text, or several texts under the columns' names."""
-        return "a text" if len(self.columns) == 1 or self.single_texts else self.columns
+    # 4. Metrics. ``outputs`` are those of a split: (``split.num_outputs``, C), in the order of the split.
 
-    def save_preprocessor(self, folder: Path) -> None:
-        """Save preprocessing files other than the tokenizer's in the folder of a model, such as those for images."""
+    metric_functions: ClassVar[Mapping[str, Callable[..., float]]]
+    """The metrics by name; the first one is the default."""
+    output_kind: ClassVar[MetricInputs | None] = None
+    """What the outputs are to metrics of ``evaluate``; None if these cannot score tasks of this type."""
 
-    @property
-    def prediction_columns(self) -> list[str]:
-        """Columns of the data with the predictions of another model; empty if there are none."""
-        return []
+    @model_validator(mode="after")
+    def _metrics_fit(self) -> Self:
+        """Check each metric, and load those of ``evaluate``, before any training."""
+        default = next(iter(self.metric_functions))
+        for metric in self.metrics:
+            problem, remedy = "", f"Known: {', '.join(self.metric_functions)}."
+            if not is_external(metric) and metric not in self.metric_functions:
+                problem = f"task.type={self.type} has no such metric"
+                remedy = suggestion(metric, self.metric_functions)
+            elif is_external(metric) and self.output_kind is None:
+                problem = f"tasks of type {self.type} have outputs that no metric of evaluate takes"
+            elif is_external(metric) and self.output_kind is not None:
+                probe = external_metric(metric).probe(self.output_kind, len(getattr(self, "labels", None) or (0, 1)))
+                if metric == self.metrics[0] and not probe.is_maximized:
+                    problem = "is better when it is lower, but the epoch with the highest first metric is selected"
+                    remedy = f"task.metrics=[{default},{metric}]"
+            if problem:
+                raise UserError("task.metrics", metric, problem, remedy)
+        return self
 
-    @property
-    def has_train_labels(self) -> bool:
-        """Whether the training split has gold labels."""
-        return True
-
-    @property
-    def reads_labels_for_transfer(self) -> bool:
-        """Whether the examples of a transfer set depend on the task's own data."""
-        return False
-
-    def column_logits(self, split: str) -> np.ndarray:
-        """Return the predictions in ``prediction_columns`` as outputs of this task's head: float32, (N, C).
-
-        N is the number of ``examples`` of the split.
-
-        Raises:
-            UserError: the columns do not exist, or do not hold predictions.
-        """
-        raise UserError("task.type", self.type, "cannot read predictions from columns of the data")
-
-    def transfer_logits(self, transfer: "TransferSet") -> np.ndarray:
-        """Return ``column_logits`` for the examples of a transfer set.
-
-        Raises:
-            UserError: as ``column_logits``.
-        """
-        raise UserError("task.type", self.type, "cannot read predictions from columns of the data")
-
-    def has_labels(self, name: str, split: "Split") -> bool:
-        """Return whether the examples of a test split have labels.
-
-        Args:
-            name: the split, as for ``examples``.
-            split: the same split, opened.
-        Raises:
-            UserError: only some of them have labels.
-        """
-        return split.labels is not None
-
-    # Scores and predictions. ``outputs`` are those of a split: (``split.num_outputs``, C), in the order of the split.
+    def spec(self) -> dict[str, Any]:
+        selecting = self.metrics[0]
+        code = {"metric_code": external_metric(selecting).fingerprint} if is_external(selecting) else {}
+        return super().spec() | code
 
     def score(self, outputs: np.ndarray, split: "Split") -> dict[str, float]:
         """Return the metrics of a model's outputs for a split, in the order of ``metrics``, as fractions.
@@ -334,25 +308,22 @@ class Task(Splits):
         """
         return {}
 
-    def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
-        """Return what would surprise in the outputs for a split, such as one class predicted for all examples."""
-        return []
+    # 5. Decoding
 
-    def agreement(self, outputs: np.ndarray, reference: np.ndarray, split: "Split") -> float:
-        """Return how far two outputs for the examples of a split agree, 0 to 1: the share of equal predictions."""
-        predictions = np.array(self.prediction_texts(outputs))
-        return float((predictions == self.prediction_texts(reference)).mean())
+    has_ids: ClassVar[bool] = False
+    """Whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them."""
+    agreement_name: ClassVar[str] = "same prediction"
+    """What ``agreement`` is a share of."""
 
-    def save_predictions(self, file: Path, outputs: np.ndarray, split: "Split") -> None:
-        """Save the arrays that paired tests of two methods read (``report.compare``): outputs and labels by example."""
-        np.savez(file, outputs=outputs, labels=np.asarray(split.labels))
-
-    def save_pictures(self, folder: Path, epochs: "Iterator[Batch]", outputs: np.ndarray, split: "Split") -> None:
-        """Save PNG files of training examples and of wrong predictions, if such examples can be pictured.
+    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
+        """Return the prediction for each example as text.
 
         Args:
-            epochs: the same few training examples, as one epoch after the other shows them.
+            names: use the names of classes; False uses their indices.
+        Raises:
+            UserError: predictions of this type are no texts.
         """
+        raise UserError("task.type", self.type, "predicts no classes", "distill-run predict writes its predictions.")
 
     def example_predictions(self, outputs: np.ndarray, split: "Split") -> ExamplePredictions:
         """Return the prediction for each example, and whether it is correct.
@@ -377,12 +348,23 @@ class Task(Splits):
             row[0] if len(row) == 1 else " ".join(map(": ".join, zip(self.columns, row, strict=True))) for row in rows
         ]
 
-    @abstractmethod
-    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
-        """Return the prediction for each example as text.
+    def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
+        """Return what would surprise in the outputs for a split, such as one class predicted for all examples."""
+        return []
+
+    def agreement(self, outputs: np.ndarray, reference: np.ndarray, split: "Split") -> float:
+        """Return how far two outputs for the examples of a split agree, 0 to 1: the share of equal predictions."""
+        return float((np.array(self.prediction_texts(outputs)) == self.prediction_texts(reference)).mean())
+
+    def save_predictions(self, file: Path, outputs: np.ndarray, split: "Split") -> None:
+        """Save the arrays that paired tests of two methods read (``report.compare``): outputs and labels by example."""
+        np.savez(file, outputs=outputs, labels=np.asarray(split.labels))
+
+    def save_pictures(self, folder: Path, epochs: "Iterator[Batch]", outputs: np.ndarray, split: "Split") -> None:
+        """Save PNG files of training examples and of wrong predictions, if such examples can be pictured.
 
         Args:
-            names: use the names of classes; False uses their indices.
+            epochs: the same few training examples, as one epoch after the other shows them.
         """
 
     def class_probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
@@ -414,13 +396,6 @@ class Task(Splits):
             UserError: there is no such format.
         """
         return self.prediction_file(outputs, split, examples)
-
-
-def names_as_text(labels: Any) -> Any:
-    """Convert numeric names of classes to text, since the override ``task.labels=[0,1]`` is parsed as numbers."""
-    if not isinstance(labels, list | tuple):
-        return labels
-    return [str(label) if isinstance(label, int | float) else label for label in labels]
 
 
 def _all_fields(schema: type[Any]) -> set[str]:

@@ -1,69 +1,108 @@
-"""Base class of tasks on one or two texts: classification, multi-label classification and regression."""
+"""Tasks on one or two texts with a label for each example: classes, sets of labels and scores."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
-from distill_runner.datasets.readers.table import TEXT, TableRecord, text_of
-from distill_runner.datasets.readers.tables import (
-    SplitTable,
-    column_names,
-    inspect_columns,
-    listed_names,
-    read_columns,
-    read_table,
-)
+from distill_runner.datasets.readers.table import TableRecord, text_of
+from distill_runner.datasets.readers.tables import SplitTable, column_names, listed_names, read_table
 from distill_runner.datasets.tokenization import Examples
-from distill_runner.tasks.account import SplitAccount, effective_number, example_hashes, leaks
-from distill_runner.tasks.columns import (
-    MAX_CANDIDATES,
-    has_label_word,
-    infer_label,
-    infer_texts,
-    is_empty,
-    is_key,
-    text_candidates,
+from distill_runner.models.config import Head
+from distill_runner.tasks.class_names import check_names, names_as_text, read_names
+from distill_runner.tasks.columns import LABEL, infer_columns, infer_label, is_blank, is_empty, typed_values
+from distill_runner.tasks.decoding import Decoding, Number
+from distill_runner.tasks.scores import (
+    TRANSFER,
+    fit_temperature,
+    read_scores,
+    score_table,
+    selected_rows,
+    transfer_table,
 )
-from distill_runner.tasks.scores import SCORE_FIELDS, ScoredTask
-from distill_runner.tasks.splits import VALIDATION
+from distill_runner.tasks.split_account import SplitAccount, effective_number, example_hashes, leaks
+from distill_runner.tasks.splits import HELD_OUT, VALIDATION
+from distill_runner.tasks.task import ExamplePredictions, Task
 
-_WRITTEN_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
-"""A number as programs write it; 007 and +1 are text."""
+if TYPE_CHECKING:
+    from distill_runner.datasets.corpora import TransferSet
+    from distill_runner.datasets.splits import Split
+
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+FORMS = ("probabilities", "logits", "answers")
+"""Options that name columns of scores."""
+SCORE_FIELDS = frozenset({*FORMS, "no_answer", "keep", "calibrate", "fitted_on", "gold"})
+"""Entries of a task's spec on which the rows with a score depend."""
+CONFIDENT = re.compile(r"confident:(0?\.\d+|1(?:\.0*)?)")
+"""Form of ``keep``, with the lowest confidence."""
 
 
-class TextTask(ScoredTask):
-    """Task on one or two texts and one label per example.
+class TextTask(Task):
+    """Task on one or two texts and one label per example, or several.
+
+    A subclass says what a label is: ``decoding``, ``outputs``, ``problem_type``, ``is_unlabeled`` and ``encode``; one
+    with class names says how ``distinct_names`` are read from the data.
 
     Attributes:
         max_length: maximum number of tokens of an example, including special tokens; longer examples are truncated.
         columns: one or two columns of texts. If empty, they are inferred: the only text column of the data, or two
             that are named as a pair, such as sentence1 and sentence2.
+        label: column of the labels.
+        labels: class names in the order of the model's outputs; null reads them from the data.
         split_off: share of the training split that becomes the validation split. The rows are drawn at random, with
             the same share of each class, but are the same in every run.
         example_weight: column with the weight of each training example in the losses. Only their ratios count: they are
             scaled to a mean of 1 over the examples that are trained on.
+        probabilities: columns with the probability that another model gives to each class, in the order of the model's
+            outputs; of two classes, one column is enough. With ``teacher=labels`` they replace the predictions of a
+            teacher. Sums that differ from 1 by up to 0.005 for each class (at most 0.05) are normalized.
+        logits: as ``probabilities``, but with raw outputs before the softmax; for regression, one column of scores.
+        answers: columns with a label that another model names, such as samples of a language model. Their shares
+            become probabilities; for regression, their mean is the score.
+        keep: training examples to use. ``confident:0.8`` takes those whose most probable class has a probability of at
+            least 0.8; with several labels, those where each label is present or absent with such a probability.
+        calibrate: divide the scores by the temperature that fits the gold labels of the first validation split best,
+            where it has the columns too.
+        no_answer: values of ``answers``, besides empty ones, that mean that there is no answer.
+        gold: splits that have gold labels. ``all``; ``evaluation``: all but the training split; ``none``: the label
+            that the scores favor takes the place of a gold label in all splits, so that metrics are the agreement with
+            these scores. null is ``all`` if the training split has a label column, else ``evaluation``.
     """
 
+    decoding: ClassVar[Decoding] = Number()
+    """What the outputs mean."""
     example_fields = (
         frozenset({"columns", "label", "labels", "type", "max_length", "version", "example_weight"}) | SCORE_FIELDS
     )
     weighs_examples: ClassVar[bool] = True
     """Whether tasks of this type take ``example_weight``."""
-
+    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    problem_type: ClassVar[ProblemType] = "regression"
     slice_order: ClassVar[str] = SHUFFLED
     """Order of the rows from which ``split_off`` takes the two parts."""
 
     max_length: int = Field(ge=4)
     columns: list[str] = Field(default_factory=list, max_length=2)
+    label: str = LABEL
+    labels: list[str] | None = None
     split_off: float | None = Field(None, gt=0, lt=1)
     example_weight: str | None = None
+    probabilities: list[str] | None = None
+    logits: list[str] | None = None
+    answers: list[str] | None = None
+    no_answer: list[str] | None = None
+    keep: str | None = None
+    calibrate: bool | None = None
+    gold: Literal["all", "evaluation", "none"] | None = None
+
+    _names_are_text = field_validator("labels", mode="before")(names_as_text)
 
     @model_validator(mode="before")
     @classmethod
@@ -91,72 +130,122 @@ class TextTask(ScoredTask):
         return {**fields, "train": train_part, "validation": {VALIDATION: validation_part}}
 
     @model_validator(mode="after")
-    def _reads_no_label_as_text(self) -> Self:
+    def _columns_have_one_role(self) -> Self:
+        weight, scores = self.example_weight, self.prediction_columns
         for name in self.columns:
-            if name in self.label_columns or name in self.prediction_columns or name == self.example_weight:
-                weight = "weights" if name == self.example_weight else "predictions"
-                content = "the label" if name in self.label_columns else weight
-                problem = f"the column '{name}' holds {content}, which no model may read"
+            if name in self.label_columns or name in scores or name == weight:
+                own = "weights" if name == weight else "predictions"
+                problem = f"the column '{name}' holds {'the label' if name in self.label_columns else own}"
+                problem += ", which no model may read"
                 raise UserError("task.columns", format_list(self.columns), problem, "Name only columns of texts.")
+        if weight is not None and not self.weighs_examples:
+            problem = f"tasks of type {self.type} have no weights of examples"
+            raise UserError("task.example_weight", weight, problem, "Leave it out.")
+        if weight in [*self.label_columns, *scores]:
+            problem = f"is the column of {'the labels' if weight in self.label_columns else 'scores'}"
+            raise UserError("task.example_weight", weight, problem, "Name a column of weights.")
         return self
 
     @model_validator(mode="after")
-    def _may_have_weights(self) -> Self:
-        if self.example_weight is not None and not self.weighs_examples:
-            problem = f"tasks of type {self.type} have no weights of examples"
-            raise UserError("task.example_weight", self.example_weight, problem, "Leave it out.")
-        if self.example_weight in [*self.label_columns, *self.prediction_columns]:
-            content = "the labels" if self.example_weight in self.label_columns else "scores"
-            problem = f"is the column of {content}"
-            raise UserError("task.example_weight", self.example_weight, problem, "Name a column of weights.")
+    def _class_names_fit(self) -> Self:
+        if self.labels is not None and not self.has_classes:
+            problem = f"a {self.type} task has no class names"
+            raise UserError("task.labels", format_list(self.labels), problem, "task.labels=null")
+        if self.labels is not None:
+            check_names(self.labels, self.type, getattr(self, "class_weights", None))
         return self
 
+    @model_validator(mode="after")
+    def _options_of_scores_agree(self) -> Self:
+        form, *others = [name for name in FORMS if getattr(self, name)] or [""]
+        columns, has_no_probabilities = format_list(self.prediction_columns), not self.decoding.has_probabilities
+        example, no_form = "task.probabilities=[p_no,p_yes]", "needs columns of scores"
+        uncertain, last = f"task.type={self.type} has no probabilities", (others or [""])[0]
+        unclear = "must be confident:<lowest probability>" if form else no_form
+        no_fit = "needs probabilities or raw outputs, and gold labels" if form else no_form
+        unlabeled = "holds out training examples, but these have no gold labels (task.gold=evaluation)"
+        validate = "task.select_on=validation"
+        for is_wrong, key, value, problem, remedy in (
+            (others, form, columns, f"cannot be combined with task.{last}", "Keep one of them."),
+            (self.probabilities and has_no_probabilities, form, columns, uncertain, "Raw outputs: task.logits."),
+            (self.keep and not (form and CONFIDENT.fullmatch(self.keep)), "keep", self.keep, unclear, example),
+            (self.keep and has_no_probabilities, "keep", self.keep, uncertain, "Leave it out."),
+            (self.calibrate and (self.gold == "none" or not form or self.answers), "calibrate", True, no_fit, example),
+            (self.gold == "none" and not form, "gold", "none", "takes the labels from scores, and " + no_form, example),
+            (not self.has_train_labels and self.select_on == HELD_OUT, "select_on", HELD_OUT, unlabeled, validate),
+        ):
+            if is_wrong:
+                raise UserError(f"task.{key}", value, problem, remedy)
+        return self
+
+    # Columns of the data
+
     def resolved(self) -> Self:
-        task = super().resolved().with_gold()
-        return task if task.columns else type(task)(**task.model_dump() | task._inferred_columns())
+        task = super().resolved()._with_gold()
+        if not task.columns:
+            task = type(task)(**task.model_dump() | infer_columns(task))
+        if task.has_classes and task.labels is None:
+            task = type(task)(**task.model_dump() | {"labels": task.class_names()})
+        return task
+
+    def _with_gold(self) -> Self:
+        """Return the task with ``gold``, which is read from the names of the columns.
+
+        Raises:
+            UserError: neither the training split nor the first validation split has a label column.
+        """
+        if self.gold is not None or (self.columns and not self.prediction_columns):
+            return self
+
+        def has_label(names: list[str]) -> bool:
+            try:
+                return all(name in names for name in infer_label(self.label_columns, self.label_candidates(names)))
+            except UserError as error:
+                if "could be" in error.problem:
+                    raise
+                return False
+
+        names, split = column_names(self, self.train), next(iter(self.validation.values()))
+        if has_label(names):
+            return self.model_copy(update={"gold": "all"})
+        if parse_split(split)[0] != parse_split(self.train)[0] and has_label(column_names(self, split)):
+            return type(self)(**self.model_dump() | {"gold": "evaluation"})
+        if not self.prediction_columns:
+            infer_label(self.label_columns, names)
+        problem = f"neither split '{self.train}' nor '{split}' has it: the data have {listed_names(names)}"
+        remedy = "Name the column of gold labels, or task.gold=none to score the agreement with the scores."
+        raise UserError("task.label", format_list(self.label_columns), problem, remedy)
+
+    def label_candidates(self, names: Sequence[str]) -> list[str]:
+        """Return the names of columns that may be labels: those of scores may not, unless they are named as labels."""
+        return [name for name in names if name not in self.prediction_columns or name in self.label_columns]
 
     @property
     def inferred_from(self) -> str:
         """Split from which columns are inferred."""
         return self.train
 
-    def _inferred_columns(self) -> dict[str, Any]:
-        """Return the text columns and the label columns of the data, as fields.
-
-        Raises:
-            UserError: the data lack a label column or a column of texts, or there is more than one choice.
-        """
-        types = inspect_columns(self, self.inferred_from)
-        of_labels = types if self.labeled_split == self.train else column_names(self, self.labeled_split)
-        labels = (
-            self.label_columns
-            if self.gold == "none"
-            else infer_label(self.label_columns, self.label_candidates(of_labels))
-        )
-        others = [*self.prediction_columns, *([self.example_weight] if self.example_weight else [])]
-        texts = text_candidates(types, [*labels, *others])
-        if not texts or len(texts) > MAX_CANDIDATES:
-            problem = f"cannot be inferred: the data have {listed_names(list(types))}"
-            raise UserError("task.columns", None, problem, "'task.columns=[<text>]'")
-        keys = [name for name, kind in types.items() if kind == TEXT and is_key(name)]
-        if len(texts) > 1 or has_label_word(texts[0]) or keys:
-            columns = read_columns(self, self.inferred_from, [*texts, *labels])
-            label_columns = [columns[name] for name in labels if name in columns]
-            rows = label_columns[0] if len(label_columns) == 1 else zip(*label_columns, strict=True)
-            texts = infer_texts(texts, keys, columns, list(map(str, rows)) or [""] * len(columns[texts[0]]))
-        return {"columns": texts, "label": labels[0] if isinstance(self.label, str) else labels}
-
-    def spec(self) -> dict[str, Any]:
-        """Return the spec of every task; ``train`` and ``validation`` hold the effect of ``split_off``.
-
-        ``weights`` is the version of what weights of examples weigh: once these were losses on outputs only.
-        """
-        weights = {"weights": 2} if self.example_weight else {}
-        return {name: value for name, value in super().spec().items() if name != "split_off"} | weights
+    @property
+    def labeled_split(self) -> str:
+        """A split that has labels: the training split, if it has them."""
+        return self.train if self.has_train_labels else next(iter(self.validation.values()))
 
     @property
     def label_columns(self) -> list[str]:
         return [self.label]
+
+    @property
+    def prediction_columns(self) -> list[str]:
+        return self.probabilities or self.logits or self.answers or []
+
+    @property
+    def prediction_key(self) -> str:
+        """Configuration key that names the columns of scores."""
+        return next((f"task.{name}" for name in FORMS if getattr(self, name)), "task.probabilities")
+
+    @property
+    def optional_columns(self) -> list[str]:
+        return self.prediction_columns
 
     def required_columns(self, split: str) -> dict[str, str]:
         """Return the required columns with their fields; a test split does not need the label column."""
@@ -167,17 +256,132 @@ class TextTask(ScoredTask):
         labels = dict.fromkeys(() if unlabeled else self.label_columns, "label")
         return dict.fromkeys(self.columns, "columns") | labels | weight
 
+    @property
+    def has_train_labels(self) -> bool:
+        return self.gold != "evaluation"
+
+    @property
+    def lacks_labels(self) -> bool:
+        return self.gold in ("evaluation", "none")
+
+    @property
+    def reads_labels_for_transfer(self) -> bool:
+        return bool(self.calibrate)
+
+    @property
+    def ignored_options(self) -> frozenset[str]:
+        return super().ignored_options | (frozenset() if self.answers else {"no_answer"})
+
+    def spec(self) -> dict[str, Any]:
+        """Return the spec of every task; ``train`` and ``validation`` hold the effect of ``split_off``.
+
+        ``fitted_on`` is the split that calibrates: ``validation`` does not tell which of its splits is the first.
+        """
+        unset = {"split_off"} | {name for name in ("no_answer", "calibrate") if not getattr(self, name)}
+        unset |= {"gold"} if self.gold == "all" else set()
+        fit = {"fitted_on": next(iter(self.validation.values()))} if self.calibrate else {}
+        return {name: value for name, value in super().spec().items() if name not in unset} | fit
+
+    @property
+    def data_summary(self) -> dict[str, Any]:
+        return super().data_summary | ({"gold": self.gold} if self.gold not in (None, "all") else {})
+
+    # Labels
+
+    def is_unlabeled(self, value: Any) -> bool:
+        """Return whether a value of the label column means that the label is missing."""
+        return is_empty(value)
+
+    def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
+        """Return the labels in the form that the losses use, one row for each example.
+
+        Raises:
+            UserError: a value is not a label of the task.
+        """
+        raise NotImplementedError
+
+    def class_names(self) -> list[str]:
+        """Return the class names of the data, for a type that has classes."""
+        return read_names(self)
+
+    def distinct_names(self, table: SplitTable) -> list[str]:
+        """Return the distinct labels of the training split, sorted, for a type that has classes."""
+        raise NotImplementedError
+
+    @property
+    def names(self) -> list[str]:
+        """The class names of the resolved task; empty without classes."""
+        return self.labels or []
+
+    def label_values(self, table: SplitTable) -> list[Any]:
+        """Return the label values of a split as stored in the data; empty if there is no label column."""
+        return typed_values(table, self.label)
+
+    def gold_labels(self, table: SplitTable, outputs: np.ndarray | None, split: str) -> np.ndarray | None:
+        """Return the labels of a split: those of the label column, or those that scores favor (``gold``).
+
+        Args:
+            outputs: scores of the rows (N, C); None if there are none.
+        Raises:
+            UserError: as ``encoded_labels``; or a split that needs scores has none.
+        """
+        if self.gold == "none":
+            if outputs is None and not self.is_test(split):
+                score_table(self, split)
+            return None if outputs is None else self.decoding.labels(outputs)
+        return None if split == self.train and not self.has_train_labels else self.encoded_labels(table, split)
+
+    def encoded_labels(self, table: SplitTable, split: str) -> np.ndarray | None:
+        """Return the labels of a split as ``encode`` does, one row for each example.
+
+        Returns:
+            None for a test split without labels: no such column, or all values empty or -1 (as on the hub).
+        Raises:
+            UserError: labels are missing, in a test split only some of them; or a label cannot be encoded.
+        """
+        values, columns = self.label_values(table), self.label_columns
+        key = format_list(columns) if len(columns) > 1 else "".join(columns)
+        if self.is_test(split) and all(is_empty(value) or value == -1 for value in values):
+            return None
+        if not values:
+            problem = f"split '{split}' has no labels (task.gold={self.gold})"
+            raise UserError("task.label", key, problem, "Validate on a labeled split.")
+        unlabeled = {
+            repr(value) for value in {repr(value): value for value in values}.values() if self.is_unlabeled(value)
+        }
+        if missing := [value for value in values if unlabeled and repr(value) in unlabeled]:
+            mark = next((value for value in missing if not is_blank(value)), None)
+            example = "empty" if mark is None else f"such as {mark!r}"
+            problem = f"{len(missing)} of {len(values)} rows of split '{split}' have no label ({example})"
+            hint = "" if mark is None else f" If {mark} is a class, name all classes in task.labels."
+            raise UserError("task.label", key, problem, f"Remove these rows, or choose a labeled split.{hint}")
+        return self.encode(values, table, split)
+
+    # From rows to batches
+
+    def used_rows(self, table: SplitTable, split: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return which rows of a split are examples (N,), and the labels of these examples.
+
+        Rows without a score are left out of the training split, and of all splits if ``gold`` is ``none``.
+        """
+        is_used, outputs = np.ones(max(map(len, table.columns.values())), dtype=bool), None
+        has_scores = bool(self.prediction_columns) and all(name in table.columns for name in self.prediction_columns)
+        if has_scores and (split == self.train or self.gold == "none"):
+            scores = read_scores(self, table, split)
+            is_used, outputs = scores.is_used, scores.outputs[scores.is_used]
+        return is_used, self.gold_labels(selected_rows(table, is_used), outputs, split)
+
     def examples(self, split: str) -> Examples:
-        full_table = read_table(self, split)
-        self.weights(full_table, split)  # here, so that an error names the row of the data
-        table, outputs = self.with_scores(full_table, split)
-        texts = example_columns(table, self.columns, split)
-        if not self.is_test(split) and not any(text.strip() for column in texts for text in column):
+        table = read_table(self, split)
+        weights = self._weights(table, split)
+        is_used, labels = self.used_rows(table, split)
+        texts = example_columns(selected_rows(table, is_used), self.columns, split)
+        if not self.is_test(split) and not any("".join(column).strip() for column in texts):
             problem = f"all {len(texts[0]):,} texts of split '{split}' are empty"
             raise UserError("task.columns", format_list(self.columns), problem, "Name the column of the texts.")
-        return Examples(texts, self.gold_labels(table, outputs, split), self.weights(table, split))
+        return Examples(texts, labels, None if weights is None else weights[is_used])
 
-    def weights(self, table: SplitTable, split: str) -> np.ndarray | None:
+    def _weights(self, table: SplitTable, split: str) -> np.ndarray | None:
         """Return the weights (N,) of the training examples in a table; None for another split, or without weights.
 
         Raises:
@@ -185,15 +389,49 @@ class TextTask(ScoredTask):
         """
         if self.example_weight is None or split != self.train:
             return None
+
+        def number(value: Any) -> float:
+            try:
+                return float(value)
+            except (TypeError, ValueError):
+                return math.nan
+
         values = table.columns[self.example_weight]
-        weights = np.array([_as_weight(value) for value in values])
-        if len(rows := np.flatnonzero(np.isnan(weights))):
+        weights = np.array([number(value) for value in values])
+        if len(rows := np.flatnonzero(~((weights >= 0) & (weights < math.inf)))):
             problem = f"row {rows[0]} of split '{split}' holds {values[rows[0]]!r}, which is no number of 0 or more"
             raise UserError("task.example_weight", self.example_weight, problem, "Repair or remove such rows.")
         if not weights.any():
             problem = f"all examples of split '{split}' have the weight 0"
             raise UserError("task.example_weight", self.example_weight, problem, "Name another column.")
         return weights
+
+    def transfer(self, transfer: "TransferSet") -> Examples:
+        if not self.prediction_columns:
+            return transfer.examples()
+        table = transfer_table(self, transfer)
+        rows = selected_rows(table, read_scores(self, table, TRANSFER).is_used)
+        num_texts = len(table.columns) - len(self.prediction_columns)
+        return Examples(transfer.texts([rows.columns[str(number)] for number in range(num_texts)]), None)
+
+    @cached_property
+    def temperature(self) -> float:
+        """The temperature of ``calibrate``."""
+        return fit_temperature(self)
+
+    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
+        from distill_runner.datasets.splits import TokenSplit
+
+        return TokenSplit.write(folder, examples, tokenizer, self.max_length)
+
+    def open(self, folder: Path, views: int | None = None) -> Any:
+        from distill_runner.datasets.splits import TokenSplit
+
+        return TokenSplit(folder)
+
+    @property
+    def num_positions(self) -> int:
+        return self.max_length
 
     def account(self, split: str, examples: Examples, tables: Sequence[TableRecord]) -> SplitAccount:
         account = super().account(split, examples, tables)
@@ -211,121 +449,55 @@ class TextTask(ScoredTask):
 
     def leak_warnings(self, examples: Examples) -> list[str]:
         """Return a warning for each column of training texts from which the label can be read off."""
-        return leaks(examples, self.columns, (self.head.names or ()) if self.has_classes else ())
+        return leaks(examples, self.columns, self.names)
 
     def hashes(self, examples: Examples, folder: Path | None) -> np.ndarray | None:
         return example_hashes(examples.texts)
 
-    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
-        from distill_runner.datasets.splits import TokenSplit
-
-        return TokenSplit.write(folder, examples, tokenizer, self.max_length)
-
-    def open(self, folder: Path, views: int | None = None) -> Any:
-        from distill_runner.datasets.splits import TokenSplit
-
-        return TokenSplit(folder)
+    # The model and what its outputs mean
 
     @property
-    def num_positions(self) -> int:
-        return self.max_length
+    def head(self) -> Head:
+        names = tuple(self.names) or ("score",)
+        return Head(self.auto_class, names, len(names), self.problem_type, self.name)
 
-    def gold_labels(self, table: SplitTable, outputs: np.ndarray | None, split: str) -> np.ndarray | None:
-        """Return the labels of a split: those of the label column, or those that scores favor (``gold``).
+    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
+        return self.decoding.texts(outputs, self.names if names else [*map(str, range(len(self.names)))])
 
-        Args:
-            outputs: scores of the rows, as ``with_scores`` returns them.
-        Raises:
-            UserError: as ``encoded_labels``; or a split that needs scores has none.
-        """
-        if self.gold == "none":
-            if outputs is None and not self.is_test(split):
-                self.score_table(split)
-            return None if outputs is None else self.favored_labels(outputs)
-        return None if split == self.train and not self.has_train_labels else self.encoded_labels(table, split)
+    def class_probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(zip(self.names, self.decoding.probabilities(outputs).T, strict=True)) if self.has_classes else {}
 
-    def encoded_labels(self, table: SplitTable, split: str) -> np.ndarray | None:
-        """Return the labels of a split as ``encode`` does, one row for each example.
-
-        Returns:
-            None for a test split without labels: no such column, or all values empty or -1 (as on the hub).
-        Raises:
-            UserError: labels are missing, in a test split only some of them; or a label cannot be encoded.
-        """
-        values = self.label_values(table)
-        if self.is_test(split) and all(is_empty(value) or value == -1 for value in values):
-            return None
-        if not values:
-            problem = f"split '{split}' has no labels (task.gold={self.gold})"
-            raise UserError("task.label", format_list(self.label_columns), problem, "Validate on a labeled split.")
-        distinct = {repr(value): value for value in values}  # few; a value may be a list
-        unlabeled = {text for text, value in distinct.items() if self.is_unlabeled(value)}
-        if unlabeled and (missing := sum([repr(value) in unlabeled for value in values])):
-            mark = next((value for value in values if self.is_unlabeled(value) and not is_empty(value)), None)
-            example = "empty" if mark is None else f"such as {mark!r}"
-            problem = f"{missing} of {len(values)} rows of split '{split}' have no label ({example})"
-            key = format_list(self.label_columns) if len(self.label_columns) > 1 else self.label_columns[0]
-            hint = "" if mark is None else f" If {mark} is a class, name all classes in task.labels."
-            raise UserError("task.label", key, problem, f"Remove these rows, or choose a labeled split.{hint}")
-        return self.encode(values, table, split)
-
-    def label_values(self, table: SplitTable) -> list[Any]:
-        """Return the label values of a split as stored in the data; empty if there is no label column.
-
-        Values of a format without types are numbers, or true and false, if all of them are.
-        """
-        return typed_values(table, self.label)
-
-
-def _as_weight(value: Any) -> float:
-    """Return the weight in a cell; NaN if it holds none."""
-    try:
-        weight = float(value)
-    except (TypeError, ValueError):
-        return math.nan
-    return weight if 0 <= weight < math.inf else math.nan
-
-
-def typed_values(table: SplitTable, column: str) -> list[Any]:
-    """Return a column of labels; the text of a format without types as numbers or as true and false, if all are."""
-    values = table.columns.get(column, [])
-    if not table.untyped:
-        return values
-    texts = {value for value in values if value.strip()}
-    typed: dict[str, Any] = {}
-    if all(map(_WRITTEN_NUMBER.fullmatch, texts)):
-        typed = {text: float(text) if "." in text else int(text) for text in texts}
-    elif {text.casefold() for text in texts} <= {"true", "false"}:
-        typed = {text: text.casefold() == "true" for text in texts}
-    return [typed.get(value, value) for value in values]
-
-
-def as_int(value: Any) -> Any:
-    """Return a float such as 3.0 as the int 3, and any other value unchanged."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    def example_predictions(self, outputs: np.ndarray, split: "Split") -> ExamplePredictions:
+        """Return the predictions; several labels are correct together, and have the product of their probabilities."""
+        if not self.has_classes:
+            return super().example_predictions(outputs, split)
+        labels, predicted = np.asarray(split.labels), self.decoding.labels(outputs)
+        texts, confidence = self.prediction_texts(outputs), self.decoding.likelihood(outputs, predicted)
+        label_texts = self.prediction_texts(self.decoding.indicators(labels, len(self.names)))
+        return ExamplePredictions(
+            correct=(predicted == labels).reshape(len(labels), -1).all(axis=1),
+            label_probability=self.decoding.likelihood(outputs, labels),
+            prediction_text=lambda number: f"{texts[number] or 'no label'} ({confidence[number]:.4f})",
+            label_text=lambda number: label_texts[number] or "no label",
+        )
 
 
 def example_columns(table: SplitTable, columns: Sequence[str], split: str) -> list[list[str]]:
-    """Return the columns of texts of a split; raises the errors of ``_texts``."""
-    return [_texts(table.columns[column], column, split) for column in columns]
-
-
-def _texts(values: list[Any], column: str, split: str) -> list[str]:
-    """Return the values of a column as texts.
+    """Return the columns of texts of a split.
 
     Raises:
         UserError: a value is missing or is no text, such as a list of tokens.
     """
-    texts = list[str]()
-    for row, value in enumerate(values):
-        try:
-            texts.append(value if isinstance(value, str) else text_of(value))
-        except ValueError as error:
-            problem = f"row {row} of split '{split}' holds {error}"
-            raise UserError("task.columns", column, problem, "Remove or repair such rows.") from error
-        try:
-            texts[-1].encode()
-        except UnicodeEncodeError as error:
-            problem = f"row {row} of split '{split}' holds half of a surrogate pair, which is no character"
-            raise UserError("task.columns", column, problem, "Repair this row: its text was cut.") from error
+    texts = []
+    for column in columns:
+        texts.append(list[str]())
+        for row, value in enumerate(table.columns[column]):
+            try:
+                texts[-1].append(value if isinstance(value, str) else text_of(value))
+                texts[-1][-1].encode()
+            except ValueError as error:
+                is_cut = isinstance(error, UnicodeEncodeError)
+                content = "half of a surrogate pair, which is no character" if is_cut else error
+                problem = f"row {row} of split '{split}' holds {content}"
+                raise UserError("task.columns", column, problem, "Remove or repair such rows.") from error
     return texts

@@ -15,10 +15,11 @@ from distill_runner.datasets.metrics import NonFiniteOutputs
 from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, read_table
-from distill_runner.models.config import Head, normalized_label
-from distill_runner.tasks.account import SplitAccount, example_hashes
+from distill_runner.models.config import Head
+from distill_runner.tasks.class_names import balanced_weights, check_names, names_as_text
+from distill_runner.tasks.split_account import SplitAccount, example_hashes
 from distill_runner.tasks.splits import HELD_OUT
-from distill_runner.tasks.task import ExamplePredictions, Task, names_as_text
+from distill_runner.tasks.task import ExamplePredictions, Task
 from distill_runner.tasks.tokens.data import (
     ANSWER,
     TEXTS,
@@ -114,17 +115,8 @@ class TokensTask(Task):
                 raise UserError(f"task.{key}", split, problem, "Use train[~:90%], in random order.")
         if self.labels is None:
             return self
-        names = format_list(self.labels)
-        if len(self.labels) < 2:
-            raise UserError("task.labels", names, "a task of type tokens needs two labels or more")
-        if len({normalized_label(label) for label in self.labels}) < len(self.labels):
-            raise UserError("task.labels", names, "two names differ only in case, spaces, '_' and '-'")
+        check_names(self.labels, self.type, self.class_weights)
         tagset = TagSet.from_names(self.labels, self.scheme)
-        if isinstance(self.class_weights, list) and (
-            len(self.class_weights) != len(self.labels) or min(self.class_weights) <= 0
-        ):
-            problem = f"must be balanced, or {len(self.labels)} numbers greater than 0"
-            raise UserError("task.class_weights", self.class_weights, problem, f"In the order {names}.")
         if tagset.outside is None and tagset.scheme == "plain" and self.metrics[0] != "accuracy":
             problem = f"counts entities, but the labels have no {OUTSIDE}: {format_list(self.labels[:6])}"
             raise UserError("task.metrics", self.metrics[0], problem, "For parts of speech: task.metrics=[accuracy]")
@@ -178,11 +170,7 @@ class TokensTask(Task):
             tags, bounds = sentences.tag_arrays(names)
             fields["scheme"] = self.scheme or recognize(tagset, tags, first_words(bounds))
             if self.class_weights == "balanced":
-                counts = np.bincount(tags, minlength=len(names))
-                if not counts.all():
-                    absent = names[int(counts.argmin())]
-                    raise UserError("task.class_weights", "balanced", f"no training word has the label {absent}")
-                fields["class_weights"] = [round(float(w), 6) for w in counts.sum() / (len(counts) * counts)]
+                fields["class_weights"] = balanced_weights(tags, names, "word")
         elif self.class_weights == "balanced":
             problem = "needs data with words and tags, of which each word is known before it is tokenized"
             raise UserError("task.class_weights", "balanced", problem, "Name the weights in task.class_weights.")

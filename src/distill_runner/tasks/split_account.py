@@ -1,4 +1,4 @@
-"""The account of a task's data: what was taken from each split, in a line, and what in it would surprise the user."""
+"""What was taken from the data of a task: from each split, in a line, and what in it would surprise the user."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,6 +72,25 @@ class SplitAccount:
     def from_json(cls, content: Mapping[str, Any]) -> "SplitAccount":
         return cls(**{**content, "files": [FileRecord(**record) for record in content["files"]]})
 
+    def count_labels(self, labels: np.ndarray | None, names: Sequence[str]) -> None:
+        """Set the number of examples of each class, or the range of scores."""
+        if labels is None:
+            return
+        self.rows = len(labels)
+        if labels.ndim == 1 and np.issubdtype(labels.dtype, np.floating):
+            self.scores = [float(labels.min()), float(labels.mean()), float(labels.max())]
+            return
+        counts = (labels > 0).sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=len(names))
+        self.counts = dict(zip(names, counts.tolist(), strict=True))
+
+    @property
+    def source(self) -> str:
+        """The file or dataset that the split was read from."""
+        names = [record.name for record in self.files]
+        if len(names) > 1:
+            return f"{names[0]} and {quantity(len(names) - 1, 'more file', ',')}"
+        return names[0] if names else f"{self.origin} {self.split}"
+
 
 def account_of_tables(split: str, tables: Sequence[TableRecord], texts: list[str], label: list[str]) -> SplitAccount:
     """Return the account of a split as far as its reader knows it; a table that was read twice counts once."""
@@ -93,21 +112,6 @@ def account_of_tables(split: str, tables: Sequence[TableRecord], texts: list[str
     )
 
 
-def count_labels(account: SplitAccount, labels: np.ndarray | None, names: Sequence[str]) -> None:
-    """Add the number of examples of each class, or the range of scores, to the account."""
-    if labels is None:
-        return
-    account.rows = len(labels)
-    if labels.ndim == 2:
-        counts = (labels > 0).sum(axis=0)
-    elif np.issubdtype(labels.dtype, np.integer):
-        counts = np.bincount(labels, minlength=len(names))
-    else:
-        account.scores = [float(labels.min()), float(labels.mean()), float(labels.max())]
-        return
-    account.counts = {name: int(count) for name, count in zip(names, counts, strict=True)}
-
-
 def effective_number(weights: np.ndarray) -> float:
     """Return the effective number of examples with these weights: (sum w)^2 / sum w^2 (Kish 1965, section 11.2)."""
     return float(weights.sum() ** 2 / np.square(weights).sum())
@@ -115,14 +119,17 @@ def effective_number(weights: np.ndarray) -> float:
 
 def example_hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
     """Return a hash (N,), uint64, of the texts of each example, to find examples in two splits."""
-    hashes = [hashlib.blake2b("\0".join(row).encode(), digest_size=8).digest() for row in zip(*columns, strict=True)]
-    return np.frombuffer(b"".join(hashes), dtype=np.uint64)
+    return _hashes(["\0".join(row).encode() for row in zip(*columns, strict=True)])
 
 
 def image_hashes(images: np.ndarray) -> np.ndarray:
     """Return a hash (N,), uint64, of the pixels of each image, (N, H, W, C)."""
-    hashes = (hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images)
-    return np.frombuffer(b"".join(hashes), dtype=np.uint64)
+    return _hashes([image.tobytes() for image in images])
+
+
+def _hashes(contents: Iterable[bytes]) -> np.ndarray:
+    digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
 
 def length_counts(lengths: np.ndarray, cut: int, limit: int, is_sample: bool = False) -> dict[str, Any]:
@@ -136,29 +143,22 @@ def length_counts(lengths: np.ndarray, cut: int, limit: int, is_sample: bool = F
     return {**counts, "cut": cut, "limit": limit, **({"sample": True} if is_sample else {})}
 
 
-# --- What gives labels away
-
-
 def leaks(examples: "Examples", columns: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return a warning for each text column from which the label can be read off.
 
     Args:
         names: names of the classes; empty for scores.
     """
-    labels = examples.labels
-    if labels is None or len(examples) < MIN_ROWS:
+    if examples.labels is None or len(examples) < MIN_ROWS:
         return []
     rows = np.unique(np.linspace(0, len(examples) - 1, MAX_SEARCHED).astype(int)).tolist()
-    sample = [str(label) for label in np.asarray(labels)[rows].tolist()]
+    labels = np.asarray(examples.labels)[rows]
+    sample = [*map(str, labels.tolist())]
     if len(set(sample)) < 2 or (not names and len(set(sample)) > len(sample) / FEW_VALUES):
         return []
-    single = [names[int(label)] for label in np.asarray(labels)[rows]] if names and labels.ndim == 1 else []
-    warnings = []
-    for column, texts in zip(columns, examples.texts, strict=True):
-        values = [texts[row] for row in rows]
-        if warning := leak(values, sample, single):
-            warnings.append(f"{column} gives the label away: {warning}")
-    return warnings
+    single = [names[label] for label in labels.tolist()] if names and labels.ndim == 1 else []
+    hints = (leak([texts[row] for row in rows], sample, single) for texts in examples.texts)
+    return [f"{column} gives the label away: {hint}" for column, hint in zip(columns, hints, strict=True) if hint]
 
 
 # --- Lines
@@ -172,62 +172,45 @@ def data_line(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndar
         unit: what an example is: ``text`` or ``image``.
     """
     train = next(iter(accounts.values()))
-    parts = [", ".join(_files(accounts))]
+    parts = [", ".join(_sources(accounts))]
     if train.texts:
         parts.append(f"{unit} = {' + '.join(train.texts)}")
     if train.label:
-        parts.append(f"label = {train.label}{_labels(train)}")
+        counts = [f"{name} {count:,}" for name, count in train.counts.items()]
+        if train.scores:
+            counts = [f"{train.scores[0]:g} to {train.scores[2]:g}, mean {train.scores[1]:.2f}"]
+        elif len(counts) > MAX_LISTED:
+            low, high = min(train.counts.values()), max(train.counts.values())
+            counts = [f"{len(counts)} classes of {low:,} to {high:,}"]
+        parts.append(f"label = {train.label}" + (f" ({', '.join(counts)})" if counts else ""))
     if train.unread:
         parts.append(f"not read: {short_list(train.unread)}")
     details = {name: account.to_json(with_lengths=False) for name, account in accounts.items()}
     warnings = [warning for account in accounts.values() for warning in account.warnings]
-    warnings += [*_blank(accounts), *_classes(accounts), *_shared(accounts, hashes)]
+    warnings += _surprises(accounts, hashes)
     return AccountLine("data", "; ".join(parts), tuple(dict.fromkeys(warnings)), {"splits": details})
 
 
-def _files(accounts: Mapping[str, SplitAccount]) -> list[str]:
-    """Return what was read of each file; splits of one file are named together."""
-    groups: dict[str, list[tuple[str, SplitAccount]]] = {}
+def _sources(accounts: Mapping[str, SplitAccount]) -> list[str]:
+    """Return what was read of each file; splits of one file are listed together."""
+    groups: dict[str, dict[str, SplitAccount]] = {}
     for name, account in accounts.items():
-        groups.setdefault(_file_names(account), []).append((name, account))
+        groups.setdefault(account.source, {})[name] = account
     texts = []
-    for files, members in list(groups.items())[:MAX_LISTED]:
-        account = members[0][1]
+    for source, members in list(groups.items())[:MAX_LISTED]:
+        account = next(iter(members.values()))
         remarks = list(dict.fromkeys(remark for record in account.files for remark in record.remarks))
-        if account.blank:
-            remarks.append(f"{account.blank:,} without text")
-        if account.unlabeled:
-            remarks.append(f"{account.unlabeled:,} without a label left out")
         lines = sum(record.lines or 0 for record in account.files)
-        if lines and lines > account.rows_read + len(account.files):
+        if lines > account.rows_read + len(account.files):
             remarks.insert(0, f"{lines:,} lines")
-        remark = f" ({', '.join(remarks)})" if remarks else ""
-        uses = [f"{other.rows:,} for {name}" for name, other in members]
-        use = f": {', '.join(uses)}" if len(members) > 1 or account.rows != account.rows_read else ""
-        name = "" if account.files else f" {account.split}"
-        texts.append(f"{files}{name} {_rows(account.rows_read)}{remark}{use}")
+        remarks += [f"{account.blank:,} without text"] if account.blank else []
+        remarks += [f"{account.unlabeled:,} without a label left out"] if account.unlabeled else []
+        text = f"{source} {quantity(account.rows_read, 'row', ',')}" + (f" ({', '.join(remarks)})" if remarks else "")
+        if len(members) > 1 or account.rows != account.rows_read:
+            text += f": {', '.join(f'{other.rows:,} for {name}' for name, other in members.items())}"
+        texts.append(text)
     rest = len(groups) - MAX_LISTED
     return texts + ([f"and {rest} more"] if rest > 0 else [])
-
-
-def _file_names(account: SplitAccount) -> str:
-    names = [record.name for record in account.files]
-    if len(names) > 1:
-        return f"{names[0]} and {quantity(len(names) - 1, 'more file', ',')}"
-    return names[0] if names else account.origin
-
-
-def _labels(account: SplitAccount) -> str:
-    if account.scores:
-        low, mean, high = account.scores
-        return f" ({low:g} to {high:g}, mean {mean:.2f})"
-    if not account.counts:
-        return ""
-    counts = [f"{name} {count:,}" for name, count in account.counts.items()]
-    if len(counts) <= MAX_LISTED:
-        return f" ({', '.join(counts)})"
-    low, high = min(account.counts.values()), max(account.counts.values())
-    return f" ({len(counts)} classes of {low:,} to {high:,})"
 
 
 def short_list(names: Sequence[str]) -> str:
@@ -236,35 +219,22 @@ def short_list(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
-def _rows(count: int) -> str:
-    return quantity(count, "row", ",")
-
-
-def _blank(accounts: Mapping[str, SplitAccount]) -> Iterable[str]:
+def _surprises(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray]) -> Iterable[str]:
+    """Yield what would surprise: examples without text, classes without examples, and examples in two splits."""
+    train = next(iter(accounts.values())).counts
+    if absent := [name for name, count in train.items() if not count]:
+        yield f"no training example has the label {short_list(absent)}"
     for name, account in accounts.items():
         if account.blank > MANY_BLANK * account.rows:
             yield f"{account.blank:,} of {account.rows:,} examples of {name} have no text"
-
-
-def _classes(accounts: Mapping[str, SplitAccount]) -> Iterable[str]:
-    train = next(iter(accounts.values())).counts
-    absent = [name for name, count in train.items() if not count]
-    if absent:
-        yield f"no training example has the label {short_list(absent)}"
-    for name, account in accounts.items():
         missing = [label for label, count in account.counts.items() if not count and train.get(label)]
         if name != "train" and missing:
             yield f"{name} has no example of {short_list(missing)}, which training has"
-
-
-def _shared(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray]) -> Iterable[str]:
-    for name, own in hashes.items():
-        if name == "train" or "train" not in hashes:
-            continue
-        count = int(np.isin(own, hashes["train"]).sum())
-        if count > MANY_SHARED * len(own):
-            share = f"{count:,} of {len(own):,} examples of {name} ({percent(count / len(own))})"
-            yield f"{share} are in the training data too"
+        if name != "train" and name in hashes and "train" in hashes:
+            count, total = int(np.isin(hashes[name], hashes["train"]).sum()), len(hashes[name])
+            if count > MANY_SHARED * total:
+                share = f"{count:,} of {total:,} examples of {name} ({percent(count / total)})"
+                yield f"{share} are in the training data too"
 
 
 def lengths_line(accounts: Mapping[str, SplitAccount]) -> AccountLine | None:
@@ -272,15 +242,15 @@ def lengths_line(accounts: Mapping[str, SplitAccount]) -> AccountLine | None:
     lengths = {name: account.lengths for name, account in accounts.items() if account.lengths}
     if "train" not in lengths:
         return None
-    train, warnings = lengths["train"], []
-    for name, own in lengths.items():
-        if own["cut"] > MANY_CUT * own["examples"]:
-            share = percent(own["cut"] / own["examples"])
-            warnings.append(f"{share} of the examples of {name} have more than {own['limit']} tokens and are cut")
-    cut = "none cut"
+    warnings = [
+        f"{percent(own['cut'] / own['examples'])} of the examples of {name} have more than {own['limit']} tokens"
+        " and are cut"
+        for name, own in lengths.items()
+        if own["cut"] > MANY_CUT * own["examples"]
+    ]
+    train, cut = lengths["train"], "none cut"
     if train["cut"]:
-        share = percent(train["cut"] / train["examples"])
-        cut = f"{share} longer than task.max_length={train['limit']} and cut"
+        cut = f"{percent(train['cut'] / train['examples'])} longer than task.max_length={train['limit']} and cut"
     median = f"over {train['limit']}" if 2 * train["cut"] > train["examples"] else str(train["median"])
     sample = f" (of the first {train['examples']:,})" if train.get("sample") else ""
     return AccountLine("lengths", f"median {median} tokens, {cut}{sample}", tuple(warnings), {"splits": lengths})
