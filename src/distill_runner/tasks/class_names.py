@@ -1,9 +1,12 @@
-"""Names of classes: how they are read from the data if the user does not list them, and their weights."""
+"""Names of classes: how they are read from the data if the user does not list them, and their weights.
+
+``task`` is a ``TextTask``, which is built on this module.
+"""
 
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +15,6 @@ from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.readers.tables import read_table
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.scores import class_of_column, score_table, task_of_answers
-
-if TYPE_CHECKING:
-    from distill_runner.tasks.text import TextTask
 
 
 def names_as_text(labels: Any) -> Any:
@@ -56,7 +56,7 @@ def balanced_weights(labels: np.ndarray, names: Sequence[str], unit: str) -> lis
     return [round(float(weight), 6) for weight in counts.sum() / (len(counts) * counts)]
 
 
-def read_names(task: "TextTask") -> list[str]:
+def read_names(task: Any) -> list[str]:
     """Return the class names of the data: the names stored with the data, else the distinct labels, sorted.
 
     If the validation splits are parts of the same split as the training split, all of its rows count.
@@ -72,7 +72,7 @@ def read_names(task: "TextTask") -> list[str]:
     return task.distinct_names(table) if table.class_names is None else table.class_names
 
 
-def names_of_scores(task: "TextTask") -> list[str]:
+def names_of_scores(task: Any) -> list[str]:
     """Return the class names that the columns of scores have, or that their answers name; empty without any."""
     columns = task.prediction_columns
     if task.answers and task.gold == "none":

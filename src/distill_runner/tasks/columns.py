@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from distill_runner.datasets.readers.tables import (
     listed_names,
     read_columns,
 )
-
-if TYPE_CHECKING:
-    from distill_runner.tasks.text import TextTask
 
 LABEL = "label"
 """Default name of the label column."""
@@ -88,7 +85,7 @@ def as_int(value: Any) -> Any:
 # --- Texts and labels
 
 
-def infer_columns(task: "TextTask") -> dict[str, Any]:
+def infer_columns(task: Any) -> dict[str, Any]:
     """Return the text columns and the label columns of a task's data, as fields.
 
     Raises:

@@ -2,7 +2,7 @@
 
 The columns hold probabilities, raw outputs, or hard answers such as those of a language model. Rows without a score are
 left out of the examples and of the outputs alike. Where a validation split has gold labels and the columns, the scores
-are measured before any training.
+are measured before any training. ``task`` is a ``TextTask``, which is built on this module.
 """
 
 import re
@@ -24,7 +24,6 @@ from distill_runner.tasks.split_account import MAX_LISTED, short_list
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
-    from distill_runner.tasks.text import TextTask
 
 TRANSFER = "transfer"
 """Name of the split that stands for a transfer set."""
@@ -57,7 +56,7 @@ class Scores:
     remarks: list[str]
 
 
-def training_scores(task: "TextTask", transfer: "TransferSet | None") -> Scores:
+def training_scores(task: Any, transfer: "TransferSet | None") -> Scores:
     """Return the scores of the training split, or else of a transfer set.
 
     Raises:
@@ -68,7 +67,7 @@ def training_scores(task: "TextTask", transfer: "TransferSet | None") -> Scores:
     return read_scores(task, score_table(task, task.train), task.train)
 
 
-def score_table(task: "TextTask", split: str) -> SplitTable:
+def score_table(task: Any, split: str) -> SplitTable:
     """Return the table of a split with its columns of scores.
 
     Raises:
@@ -77,7 +76,7 @@ def score_table(task: "TextTask", split: str) -> SplitTable:
     return read_table(task, split, dict.fromkeys(task.prediction_columns, task.prediction_key))
 
 
-def transfer_table(task: "TextTask", transfer: "TransferSet") -> SplitTable:
+def transfer_table(task: Any, transfer: "TransferSet") -> SplitTable:
     """Return the texts of a transfer set in the columns 0 and 1, and its columns of scores."""
     names = task.prediction_columns
     columns = transfer.inputs(dict.fromkeys(names, task.prediction_key))
@@ -86,7 +85,7 @@ def transfer_table(task: "TextTask", transfer: "TransferSet") -> SplitTable:
     return SplitTable(by_name, None, all(isinstance(value, str) for name in names for value in by_name[name]))
 
 
-def read_scores(task: "TextTask", table: SplitTable, split: str) -> Scores:
+def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
     """Return the scores in a table that has the columns of scores.
 
     Raises:
@@ -120,7 +119,7 @@ def read_scores(task: "TextTask", table: SplitTable, split: str) -> Scores:
     return Scores(outputs.astype(np.float32), has_score, is_used, remarks)
 
 
-def raw_outputs(task: "TextTask", table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
+def raw_outputs(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
     """Return the scores (N, C) before calibration, NaN in rows without a score, and remarks on them."""
     values, remarks = answer_shares(task, table, split) if task.answers else ordered_numbers(task, table, split)
     rows = np.flatnonzero(~np.isnan(values).any(axis=1))
@@ -138,7 +137,7 @@ def raw_outputs(task: "TextTask", table: SplitTable, split: str) -> tuple[np.nda
     return values, remarks
 
 
-def ordered_numbers(task: "TextTask", table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
+def ordered_numbers(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
     """Return the numbers in columns of scores (N, C) in the order of the outputs, and what was taken for what.
 
     Raises:
@@ -174,7 +173,7 @@ def ordered_numbers(task: "TextTask", table: SplitTable, split: str) -> tuple[np
     return values, []
 
 
-def answer_shares(task: "TextTask", table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
+def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
     """Return the share (N, C) of each label among the answers of each row, or their mean for scores."""
     total = np.zeros((len(table.columns[task.prediction_columns[0]]), task.head.num_labels))
     counts = np.zeros(len(total), dtype=np.int64)
@@ -197,7 +196,7 @@ def answer_shares(task: "TextTask", table: SplitTable, split: str) -> tuple[np.n
     return shares, [remark] if high > 1 else []
 
 
-def task_of_answers(task: "TextTask", column: str, table: SplitTable) -> tuple["TextTask", SplitTable]:
+def task_of_answers(task: Any, column: str, table: SplitTable) -> tuple[Any, SplitTable]:
     """Return the task with a column of answers as its labels, and the table of that column without ``no_answer``."""
     skipped = {word.casefold() for word in task.no_answer or ()}
     values = table.columns[column]
@@ -215,7 +214,7 @@ def class_of_column(column: str, names: Sequence[str]) -> int | None:
     return max(ends, key=lambda number: len(names[number]), default=None)
 
 
-def fit_temperature(task: "TextTask") -> float:
+def fit_temperature(task: Any) -> float:
     """Return the temperature that calibrates the scores, fitted on the first validation split.
 
     Raises:
@@ -245,7 +244,7 @@ def selected_rows(table: SplitTable, rows: np.ndarray) -> SplitTable:
 # --- Their account
 
 
-def scores_line(task: "TextTask", transfer: "TransferSet | None") -> AccountLine:
+def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
     """Return the line on the scores that a student learns from.
 
     Args:
@@ -286,7 +285,7 @@ def scores_line(task: "TextTask", transfer: "TransferSet | None") -> AccountLine
     return AccountLine("scores", "; ".join(parts), tuple(warnings), details)
 
 
-def quality_of(task: "TextTask", split: str) -> dict[str, Any] | None:
+def quality_of(task: Any, split: str) -> dict[str, Any] | None:
     """Return the metrics of the scores of a split against its gold labels; None if it lacks one of the two.
 
     ``reliability`` has for each range of confidence its lower end, the number of examples and the share of right ones.

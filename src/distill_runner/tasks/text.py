@@ -346,9 +346,8 @@ class TextTask(Task):
         if not values:
             problem = f"split '{split}' has no labels (task.gold={self.gold})"
             raise UserError("task.label", key, problem, "Validate on a labeled split.")
-        unlabeled = {
-            repr(value) for value in {repr(value): value for value in values}.values() if self.is_unlabeled(value)
-        }
+        distinct = {repr(value): value for value in values}  # few; a value may be a list
+        unlabeled = {text for text, value in distinct.items() if self.is_unlabeled(value)}
         if missing := [value for value in values if unlabeled and repr(value) in unlabeled]:
             mark = next((value for value in missing if not is_blank(value)), None)
             example = "empty" if mark is None else f"such as {mark!r}"
