@@ -51,7 +51,7 @@ def pytest_collection_finish() -> None:
 def _parsed_files() -> Iterator[None]:
     """Configuration files are parsed once for all tests of a process, and again when they change: a third of the time
     of composing."""
-    from distill_runner.compose.hydra_private import FileConfigSource
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
 
     load, files = FileConfigSource.load_config, dict[tuple[Any, ...], bytes]()
 
@@ -211,12 +211,10 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
     Unless ``tiny=False``: the tiny task and a teacher from the tiny BERT, 2 epochs each, a student of 2 layers.
     """
     import hydra
-    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import DictConfig, OmegaConf
 
     from distill_runner.compose import resolvers
     from distill_runner.compose.folders import config_folder
-    from distill_runner.compose.hydra_private import CachedFiles, cache_files
     from distill_runner.compose.run_config import typed_run
 
     defaults = [
@@ -236,14 +234,9 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
     ]
 
     @cache
-    def repository() -> CachedFiles:
-        return CachedFiles(GlobalHydra.instance().config_loader())
-
-    @cache
     def of_groups(overrides: tuple[str, ...]) -> bytes:
         resolvers.register()
         with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            cache_files(GlobalHydra.instance().config_loader(), repository())
             return pickle.dumps(hydra.compose("config", list(overrides)))
 
     def composed(*overrides: str, tiny: bool = True) -> "RunConfig":

@@ -312,18 +312,6 @@ def test_what_is_saved_into_the_model_of_a_run_does_not_reach_the_store(
     assert load_file(folder / "model/model.safetensors").keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "optim.lr=abc",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("teacher.optim.epochs=-1", "runtime.threads=no")),
-    ],
-)
-def test_a_wrong_value_imports_no_torch(workplace: Path, inputs: tuple[str, ...], override: str) -> None:
-    ended = without_importing({"torch", "transformers", "datasets"}, workplace, *inputs, override, code=2)
-    assert ended.stderr.startswith(f"{override}: must be a")
-
-
 @pytest.mark.slow
 def test_a_plan_tells_time_and_disk_and_waits_for_no_gpu(
     workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

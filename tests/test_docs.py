@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from distill_runner.commands.parser import parser_of, subcommand_of
-from distill_runner.compose.renamed import RENAMED_OPTIONS
 from distill_runner.report.collect import read_results
 from helpers import families, tiny_tokenizers
 from helpers.command import distill_run
@@ -237,11 +236,6 @@ def test_prose_has_one_sentence_a_line_and_no_banned_words(monkeypatch: pytest.M
     assert unsplit == [], "python docs/_ext/prose.py --write"
     banned = {page: prose.banned_in(text) for page, text in pages.items() if page != prose.STYLE}
     assert {page: words for page, words in banned.items() if words} == {}
-
-
-def test_the_changelog_names_every_renamed_option() -> None:
-    changes = (ROOT / "CHANGELOG.md").read_text()
-    assert [old for old, new in RENAMED_OPTIONS.items() if f"`{old}` is now `{new}`" not in changes] == []
 
 
 def test_every_option_of_the_reference_has_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,15 @@
 ``python tests/test_recipes.py`` makes docs/papers/recipes.md.
 """
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from distill_runner.compose import resolvers
 from distill_runner.compose.folders import config_folder
-from distill_runner.compose.hydra_private import CachedFiles, cache_files
 from distill_runner.compose.run_config import paper_comparison
 
 PAGE = Path(__file__).parents[1] / "docs" / "papers" / "recipes.md"
@@ -29,15 +26,9 @@ SHOWN = (
 )
 
 
-@cache
-def repository() -> CachedFiles:
-    return CachedFiles(GlobalHydra.instance().config_loader())
-
-
 def composed(*overrides: str) -> DictConfig:
     resolvers.register()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        cache_files(GlobalHydra.instance().config_loader(), repository())
         return compose("config", list(overrides))
 
 

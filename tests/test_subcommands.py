@@ -84,19 +84,6 @@ def test_a_run_and_a_subcommand_do_not_import_each_other(arguments: list[str], f
     assert ended.stderr.splitlines()[-1] == "set()"
 
 
-@pytest.mark.parametrize("old", ["table", "predict", "export", "submit", "store", "analyse", "dashboard"])
-def test_an_old_name_prints_the_new_one(
-    old: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [f"/bin/distill-run-{old}", "--version"])
-    cli.old_name()
-    captured = capsys.readouterr()
-    assert captured.out == f"distill-run {__version__}\n"
-    new = old.replace("analyse", "analyze")
-    assert captured.err.startswith(f"distill-run-{old} is now distill-run {new}; ")
-    assert len(captured.err.splitlines()) == 1
-
-
 # Output that cannot be written
 
 

@@ -11,8 +11,8 @@ from pydantic_core import PydanticUndefined
 
 from distill_runner.common.errors import format_value
 from distill_runner.compose.folders import config_folder
-from distill_runner.compose.groups import Frontier
 from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
+from distill_runner.deploy.frontier_sweep import Frontier
 from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.routes import CheckpointSchedule

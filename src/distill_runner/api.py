@@ -73,13 +73,11 @@ def compose(*overrides: str) -> "RunConfig":
         UserError: the command line would refuse an override, with the same message; or the overrides are a sweep.
     """
     from distill_runner.compose.explain import user_facing_error
-    from distill_runner.compose.groups import check_unread
     from distill_runner.compose.run_config import typed_run
 
     config = composed(*_of_one_run(overrides))
     try:
         run = typed_run(config, overrides)
-        check_unread(config, run)
     except UserError as error:
         raise user_facing_error(error, config, overrides) from error
     return run
@@ -128,7 +126,6 @@ def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True)
         TrainingPaused: after ``runtime.pause_after`` epochs.
     """
     from distill_runner.compose.explain import user_facing_error
-    from distill_runner.compose.groups import check_unread
     from distill_runner.compose.parts import resolved_settings
     from distill_runner.compose.resolvers import run_key
     from distill_runner.compose.run_config import typed_run
@@ -144,7 +141,6 @@ def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True)
     folder = outputs / "runs" / run_key(_root_=config)
     try:
         typed = typed_run(config, all_overrides)
-        check_unread(config, typed)
         for line in unread_settings(config, typed, overrides):
             log.warning("warning: %s", line)
         with _printed_log(progress):
@@ -263,16 +259,15 @@ def composed(*overrides: str, hydra: bool = False) -> "DictConfig":
     from hydra.core.global_hydra import GlobalHydra
 
     from distill_runner.compose import resolvers
-    from distill_runner.compose.command_line import VERSION_BASE, expand_shorthand
+    from distill_runner.compose.command_line import expand_shorthand
     from distill_runner.compose.explain import explain
     from distill_runner.compose.folders import config_folder
-    from distill_runner.compose.renamed import current_override
 
     resolvers.register()
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(config_folder()), **VERSION_BASE):
-            typed = [expand_shorthand(current_override(override)) for override in overrides]
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            typed = [expand_shorthand(override) for override in overrides]
             return compose("config", typed, return_hydra_config=hydra)
     except Exception as error:
         raise explain(error, overrides) or error from error

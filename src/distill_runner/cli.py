@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from distill_runner import __version__
@@ -90,15 +89,3 @@ def _print_error(error: BaseException) -> int:
     text, code = message_and_exit_code(known_error)
     print(text, file=sys.stderr)
     return code
-
-
-def old_name() -> None:
-    """Entry point of ``distill-run-table`` and the other names that the subcommands had before."""
-    from distill_runner.compose.renamed import LAST_RELEASE
-
-    old = Path(sys.argv[0]).stem
-    name = subcommand_of([old.removeprefix("distill-run-")])
-    assert name is not None, old
-    print(f"{old} is now distill-run {name}; the old name works until {LAST_RELEASE}", file=sys.stderr)
-    sys.argv[:] = ["distill-run", name, *sys.argv[1:]]
-    main()

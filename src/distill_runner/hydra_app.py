@@ -102,24 +102,18 @@ def run(config: DictConfig) -> Mapping[str, Any]:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
     """
     from distill_runner.compose.explain import user_facing_error
-    from distill_runner.compose.groups import check_unread
-    from distill_runner.compose.parts import check_values, resolved_parts, resolved_settings
-    from distill_runner.compose.run_config import typed_parts
+    from distill_runner.compose.parts import resolved_settings
+    from distill_runner.compose.run_config import typed_run
     from distill_runner.compose.unread import unread_settings
+    from distill_runner.running import run_stage
 
     protect_output()  # a point of a sweep is a process of its own
     hydra = HydraConfig.get()
     overrides, folder = hydra.overrides.task, Path(hydra.runtime.output_dir).absolute()
     try:
-        resolved = resolved_parts(config)
-        check_values(resolved)
-        settings = resolved_settings(config)
-        typed = typed_parts(resolved, overrides)
-        check_unread(config, typed)
+        typed = typed_run(config, overrides)
         for line in unread_settings(config, typed, overrides, hydra.runtime.choices):
             log.warning("warning: %s", line)
-        from distill_runner.running import run_stage  # torch and transformers, which take seconds
-
-        return run_stage(typed, folder, settings)
+        return run_stage(typed, folder, resolved_settings(config))
     except (UserError, OmegaConfBaseException) as error:
         raise user_facing_error(error, config, overrides) from error

@@ -154,10 +154,21 @@ def root_cause(error: BaseException) -> str:
 
 
 def suggestion(name: Any, candidates: Iterable[Any]) -> str:
-    """Return a remedy for a misspelled name: the closest candidate, and all candidates if there are at most 20."""
+    """Return a remedy for a misspelled name: the closest candidate, and all candidates if there are at most 20.
+
+    Case and punctuation do not count, and a name may have the ending of its paper: ``SST-2`` means ``sst2``, and
+    ``ALP-KD`` means ``alp``.
+    """
+
+    def letters(name: Any) -> str:
+        return re.sub(r"[\W_]", "", str(name)).lower()
+
     names = sorted(map(str, candidates))
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = [f"Did you mean '{close[0]}'?"] if close else []
+    words = {letters(candidate): candidate for candidate in names}
+    word = letters(name)
+    close = [word.removesuffix("kd")] if word.removesuffix("kd") in words else []
+    close = close or difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    hint = [f"Did you mean '{words[close[0]]}'?"] if close else []
     return " ".join([*hint, f"Known: {', '.join(names)}."] if 0 < len(names) <= 20 else hint)
 
 

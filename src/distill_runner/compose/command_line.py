@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser  # private: the only list of Hydra's options and of which take a value
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -15,8 +16,6 @@ from omegaconf import DictConfig
 from distill_runner.common.errors import UnexpectedExit, UserError
 from distill_runner.common.library_switches import quiet_launcher_warning
 from distill_runner.compose import folders
-from distill_runner.compose.hydra_private import application, parse_options
-from distill_runner.compose.renamed import current_override
 
 Job = Callable[[DictConfig], Any]
 HELP_TEXT = """\
@@ -34,9 +33,7 @@ Keys (<key>=<value>): task.* teacher.* student.num_layers student.init loss.temp
 Examples:
   distill-run experiment=demo                                   with and without a teacher; embedded data, offline
   distill-run task=custom task.dataset=my_folder method=rkd     your own texts and labels
-  distill-run task=sst2 method=alp teacher=minilm_l6 student.num_layers=3     a small teacher; SST-2 from the hub
   distill-run task=rte method=alp plan=true                     one cell of ALP-KD's Table 1: what it trains and costs
-  distill-run task=mrpc method=pkd mapping=last loss.lambda=0.5
   distill-run task=sst2 method=alp loss=equal student.num_layers=3 tracker=wandb
   distill-run -m task=rte method=nkd,rkd,pkd,ckd,alp seed=1,2,3
 
@@ -47,8 +44,6 @@ Subcommands, each with --help:
 Tab completion:  eval "$(distill-run completion bash)"      or zsh
 Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FULL_ERROR=1
 """
-
-
 OPTIMIZERS = {
     "optuna": (
         "hydra.sweeper.direction=maximize",
@@ -61,15 +56,11 @@ OPTIMIZERS = {
 """Sweepers that optimize the score, which they would minimize by default, with our defaults of their options."""
 
 
-VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
-"""An argument that Hydra 1.3 asks for, and 1.4 warns of."""
-
-
 def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
     """Call ``job`` with the composed configuration, or ``point`` with the configuration of each point of a sweep.
 
     Raises:
-        UserError: a key that nothing reads, a file that cannot be read, or arguments that cannot be composed.
+        UserError: arguments that cannot be composed.
         UnexpectedExit: ``job`` raised ``SystemExit``.
         BaseException: any other exception of ``job``, unchanged. Hydra would print its own traceback instead.
     """
@@ -85,13 +76,11 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
         except BaseException as error:
             raised.append(error)
 
-    _check_input(arguments)
     quiet_launcher_warning()
     sys.argv[1:] = arguments  # Hydra reads its arguments here
-    main = hydra.main(**VERSION_BASE, config_path=str(folders.config_folder()), config_name="config")(call)
+    main = hydra.main(version_base="1.3", config_path=str(folders.config_folder()), config_name="config")(call)
     try:
-        with application(_has_open_mode(arguments)):
-            main()
+        main()
     except Exception as error:
         from distill_runner.compose.explain import explain
 
@@ -100,30 +89,20 @@ def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
         raise raised.pop()
 
 
-def _has_open_mode(arguments: Sequence[str]) -> bool:
-    """Return whether the configuration may say that the command is a sweep: by an experiment, or a file of the user."""
-    parsed, rest = parse_options(arguments)
-    if parsed.multirun:
-        return False
-    choices = ("experiment", "sweep", "hydra")
-    overrides = [override.lstrip("+~") for override in (*parsed.overrides, *rest)]
-    own_files = folders.own_folder() is not None or parsed.config_name is not None
-    return own_files or any(override.startswith(choices) for override in overrides)
-
-
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments for Hydra: the overrides with current names and expanded shorthands, then the options.
+    """Return the arguments for Hydra: the overrides with expanded shorthands, then the options.
 
     Hydra takes no overrides after an option.
 
     Raises:
-        UserError: an argument is no text, there is no such option, or no such configuration folder.
+        UserError: an argument is no text, there is no such option, no such configuration folder, or several
+            names for a group.
     """
     for argument in arguments:
         if re.search("[\ud800-\udfff]", argument):  # bytes that the locale's encoding lacks; no file takes them
             problem = f"is not text in this locale's encoding, {sys.getfilesystemencoding()}"
             raise UserError(argument, None, problem, "Set LC_ALL=C.UTF-8, or use ASCII in names of files.")
-    parsed, rest = parse_options(arguments)
+    parsed, rest = get_args_parser().parse_known_args(arguments)
     for argument in rest:
         if argument.startswith("-"):
             remedy = "What a run does is written <key>=<value>, such as task=rte. See distill-run --help."
@@ -134,7 +113,12 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     options = [argument for argument in arguments if argument not in (*overrides, *config_dir)]
     if not options and any(override.startswith("sweep=") for override in overrides):
         options, multirun = ["-m"], True  # the file says so too, but Hydra may fail before it reads the file
-    overrides = [expand_shorthand(current_override(override)) for override in overrides]
+    overrides = [expand_shorthand(override) for override in overrides]
+    for override in overrides:
+        name, _, value = override.lstrip("+").partition("=")
+        if value.startswith("[") and folders.choices(name):  # Hydra would merge them
+            remedy = f"One run for each name: distill-run -m {name}={value.strip('[]')}"
+            raise UserError(name, value, "takes one name of the group, not several", remedy)
     sweeper = next((part.partition("=")[2] for part in overrides if part.startswith("hydra/sweeper=")), None)
     if sweeper:
         typed = {override.partition("=")[0] for override in overrides}
@@ -143,37 +127,22 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     return [*(map(_as_axis, overrides) if multirun else overrides), *options]
 
 
-def _check_input(arguments: Sequence[str]) -> None:
-    """Check the overrides and the user's own files before anything is composed."""
-    own = folders.own_folder()
-    if own or any(argument.startswith("+") or "=[" in argument for argument in arguments):
-        from distill_runner.compose.typed_input import check_files, check_overrides
-
-        check_overrides(arguments)
-        if own:
-            check_files(own)
-
-
 def expand_shorthand(override: str) -> str:
     """Expand the shorthands in an override.
 
     ``student.init=random`` stands for ``student.init.layers=random``, and ``task.columns=a,b`` for a list. Lists need
     no brackets there because zsh reads brackets as a pattern, and no grid varies columns, class names or metrics.
 
-    A part of a split, ``train[:90%]``, gets quotes: Hydra would read its bracket as a list.
+    A part of a split, ``train[:90%]``, and a metric with an address get quotes, which Hydra's grammar needs.
     """
-    override = re.sub(r"^([\w.]+)=([\w./:-]+\[[\w~%]*:[\w~%]*\])$", r"\1='\2'", override)
-    lists = r"^task\.(columns|labels|metrics|probabilities|logits)=([\w. -]+(?:,[\w. -]+)*)$"
+    override = re.sub(r"^([\w.]+)=([\w./:-]+\[[\w~%.]*:[\w~%.]*\])$", r"\1='\2'", override)
     if (metrics := re.fullmatch(r"task\.metrics=\[?(.*?)\]?", override)) and re.search(r"[:/?]", metrics[1]):
-        override = f"task.metrics=[{','.join(map(_quoted, metrics[1].split(',')))}]"
-    elif not override.endswith("=null"):
+        names = (name if name[:1] in "'\"" else f"'{name.strip()}'" for name in metrics[1].split(","))
+        return f"task.metrics=[{','.join(names)}]"
+    if not override.endswith("=null"):
+        lists = r"^task\.(columns|labels|metrics|probabilities|logits)=([\w. -]+(?:,[\w. -]+)*)$"
         override = re.sub(lists, r"task.\1=[\2]", override)
     return re.sub(r"^student\.init=([\w,]+)$", r"student.init.layers=\1", override)
-
-
-def _quoted(metric: str) -> str:
-    """Quote the name of a metric of ``evaluate``, such as evaluate:f1?average=macro, unless it is quoted."""
-    return metric if metric[:1] in "'\"" else f"'{metric.strip()}'"
 
 
 def _as_axis(override: str) -> str:

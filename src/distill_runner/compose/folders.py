@@ -1,6 +1,8 @@
 """Configuration folders: the package's own and a user's, whose files add to the package's files or replace them."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from distill_runner.common.errors import UserError
 
@@ -48,8 +50,7 @@ def own_folder() -> Path | None:
     folder = Path.cwd() / OWN_FOLDER
     if not folder.is_dir() or folder.samefile(config_folder()) or (folder / "config.yaml").exists():
         return None
-    groups = {path.name for path in config_folder().iterdir() if path.is_dir()}
-    return folder if any(path.name in groups for path in folder.iterdir() if path.is_dir()) else None
+    return folder if any((config_folder() / path.name).is_dir() for path in folder.iterdir() if path.is_dir()) else None
 
 
 def all_folders() -> list[Path]:
@@ -66,12 +67,29 @@ def choices(group: str) -> list[str]:
     )
 
 
-def is_choice(group: str, name: str) -> bool:
-    """Return whether ``name`` can be chosen in ``group``, without a search of the folders."""
-    return any((folder / group / f"{name}.yaml").is_file() for folder in all_folders())
-
-
 def groups() -> list[str]:
     """Return the groups with at least one name, sorted and without ``hydra``."""
     names = {path.name for folder in all_folders() for path in folder.iterdir() if path.is_dir()}
     return [name for name in sorted(names - {"hydra"}) if choices(name)]
+
+
+def configuration_keys() -> dict[str, list[str]]:
+    """Return the groups and the dotted keys of all files, each with its origins, such as ``task=rte``."""
+    import yaml
+
+    keys: dict[str, list[str]] = {}
+    for file, folder in ((file, root) for root in all_folders() for file in sorted(root.rglob("*.yaml"))):
+        group = file.relative_to(folder).parent.as_posix()
+        keys.setdefault(group, [group])
+        if not group.startswith("hydra"):
+            text = file.read_text(encoding="utf-8")
+            prefix = "" if group == "." or text.startswith("# @package _global_") else f"{group}."
+            for key in _nested_keys(yaml.safe_load(text)):
+                keys.setdefault(f"{prefix}{key}", []).append(file.name if group == "." else f"{group}={file.stem}")
+    return keys
+
+
+def _nested_keys(node: Any) -> Iterator[str]:
+    for key, value in node.items() if isinstance(node, Mapping) else ():
+        yield key
+        yield from (f"{key}.{inner}" for inner in _nested_keys(value))

@@ -1,27 +1,16 @@
-"""The resolved parts of a configuration that a run is made of, and a check of their values without torch.
-
-The typed configuration needs the loss terms, which are torch modules, and their import takes seconds. What has a schema
-of its own is checked before: the optimizers, the models, the hardware and the tracker.
-"""
+"""The resolved parts of a configuration that a run is made of."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from distill_runner.common.errors import error_context
-from distill_runner.common.schema import Schema, validate_config
 from distill_runner.compose.resolvers import complete_stages
-from distill_runner.models.config import ModelConfig
-from distill_runner.tracking.tracker import TrackerConfig
-from distill_runner.training.config import Optim, Runtime
 
 PARTS = ("stages", "template", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
 """Top-level keys of the configuration that a run is made of."""
 NAMES = ("task.name", "method.name")
 """Keys of the names of a run; the task may have none."""
-SCHEMAS: dict[str, type[Schema]] = {"runtime": Runtime, "tracker": TrackerConfig}
-STAGE_SCHEMAS: dict[str, type[Schema]] = {"model": ModelConfig, "optim": Optim}
 
 
 def resolved_parts(config: DictConfig) -> dict[str, Any]:
@@ -65,26 +54,3 @@ def derived_beta(config: DictConfig) -> float | None:
     raw: Any = OmegaConf.to_container(config.method.get("weights") or OmegaConf.create(), resolve=False)
     names = [name for name, weight in raw.items() if str(weight).startswith("${beta:")]
     return config.method.weights[names[0]] if names and "loss" in config else None
-
-
-def check_values(parts: Mapping[str, Any]) -> None:
-    """Check the values that have a schema without torch; ``typed_run`` checks all of them.
-
-    Args:
-        parts: values of ``resolved_parts``.
-    Raises:
-        UserError: a schema refuses a value.
-    """
-    if not isinstance((parts.get("teacher") or {}).get("fine_tuned", False), bool):
-        return  # the head that it selects would be refused instead of it
-    for name, stage in parts["stages"].items():
-        if isinstance(stage, Mapping):
-            with error_context(f"stages.{name}"):
-                _check(STAGE_SCHEMAS, stage, ".")
-    _check(SCHEMAS, parts, "")
-
-
-def _check(schemas: Mapping[str, type[Schema]], values: Mapping[str, Any], prefix: str) -> None:
-    for key, schema in schemas.items():
-        if isinstance(values.get(key), Mapping):
-            validate_config(schema, values[key], f"{prefix}{key}.")

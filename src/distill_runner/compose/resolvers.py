@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from inspect import signature
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError, quantity, suggestion
-from distill_runner.compose.folders import choices, is_choice
-from distill_runner.compose.hydra_private import speed_up_composing
+from distill_runner.compose.folders import choices
 
 
 def beta(*weights: Any) -> float:
@@ -119,7 +117,7 @@ def own_task_name(dataset: Any) -> str:
     """
     path = Path(str(dataset)).absolute()
     name = re.sub(r"[^\w.-]+", "_", path.stem if path.is_file() else path.name).lstrip(".") or "data"
-    return f"own_{name}" if is_choice("task", name) else name
+    return f"own_{name}" if name in choices("task") else name
 
 
 DEFAULT_ENTRY = "every"
@@ -211,26 +209,17 @@ KEYS_READ: dict[Callable[..., Any], tuple[str, ...]] = {
 """Resolvers, and the keys of the configuration that they read besides their arguments."""
 
 
-def _register(name: str, resolver: Any, replace: bool) -> None:
-    """Register a resolver by the function that the version of OmegaConf has; its name changed in 2.4."""
-    function: Any = getattr(OmegaConf, "register_resolver", register)  # in 2.3, that of an interface before this one
-    if "annotation_validation" not in signature(function).parameters:
-        function = OmegaConf.register_new_resolver
-    function(name, resolver, replace=replace)
-
-
 def register() -> None:
     """Register the resolvers, and let some options take keys that are in no file.
 
     These are ``stages``, which may inherit options, and ``task.test``, whose keys are names of the user's choice.
     """
-    speed_up_composing()
     open_options = OmegaConf.create({"stages": {}, "task": {"test": {}}})
     for node in (open_options.stages, open_options.task.test):
         OmegaConf.set_struct(node, False)
     ConfigStore.instance().store(name="open_options", node=open_options)
     for resolver in (*KEYS_READ, run_key):
-        _register(resolver.__name__, resolver, replace=True)
+        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
 
 TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"

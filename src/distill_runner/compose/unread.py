@@ -1,137 +1,28 @@
 """Settings that a user chose and that nothing in the run reads."""
 
-import re
+import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner.compose.folders import choices, own_folder
-from distill_runner.compose.resolvers import INHERITS, inherit_stages
+from distill_runner.common.errors import UserError, suggestion
+from distill_runner.compose.folders import choices, configuration_keys, own_folder
+from distill_runner.compose.resolvers import INHERITS, TEMPLATE, complete_stages
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.training.config import Optim
 
-ELSEWHERE = (
-    *("runtime", "store", "tracker", "hydra", "sweep", "frontier", "params", "recipe", "plan", "stage", "seed"),
-    "template",
-)
-"""Top-level keys that are read by more than the stages, or by name."""
+NOT_OF_STAGES = ("runtime", "store", "tracker", "hydra", "sweep", "frontier", "recipe", "plan", "stage", "seed")
+"""Top-level keys that are not read by stages alone."""
 DESCRIBING = {"name", "assumptions", "recipe", "version"}
 """Parts of keys that describe a file or name another one."""
 NEW_ONLY, COPIED_ONLY = {"architecture"}, {"layers", "labels", "allow_missing"}
 """Options of a model that only one without a source reads, and only one with a source."""
 STAGE = "stage:"
-REFERENCE = re.compile(r"\$\{([\w.]+)\}|oc\.select:\s*([\w.]+)")
-
-
-class ReadKeys:
-    """Keys of a configuration that the stages of a run read, directly or through references."""
-
-    def __init__(self, config: DictConfig, run: RunConfig) -> None:
-        self.config, self.run = config, run
-
-    def __contains__(self, key: str) -> bool:
-        """Whether a stage reads ``key``, or a key below it."""
-        first, _, rest = key.partition(".")
-        if first == "stages":
-            name, _, inner = rest.partition(".")
-            return name in self._stages and not self._is_ignored(name, inner)
-        return any(path == key or path.startswith(f"{key}.") for path in self._paths)
-
-    def _is_ignored(self, name: str, key: str) -> bool:
-        """Whether a stage that the run needs has no use for a key below it, such as ``optim.momentum`` of AdamW."""
-        if (stage := self._needed.get(name)) is None:
-            return False
-        part, _, option = key.partition(".")
-        unread = {
-            "optim": Optim.unread_options(stage.optim.name, stage.optim.schedule),
-            "model": NEW_ONLY if stage.model.source else COPIED_ONLY,
-            "task": stage.task.ignored_options if stage.task else frozenset(),
-        }
-        return option.partition(".")[0] in unread.get(part, ())
-
-    @cached_property
-    def _raw(self) -> dict[str, Any]:
-        raw: Any = OmegaConf.to_container(self.config, resolve=False)
-        return {str(key): value for key, value in raw.items()}
-
-    @cached_property
-    def _needed(self) -> dict[str, StageConfig]:
-        """The stages that the run needs, by name."""
-        needed, names = dict[str, StageConfig](), [self.run.stage]
-        while names:
-            name = names.pop()
-            if name in needed or name not in self.run.stages:
-                continue
-            needed[name] = stage = self.run.stages[name]
-            others = stage.prediction_source.sources if stage.prediction_source else []
-            sources = [source for source in (stage.model.source, *others) if source]
-            names += [source.removeprefix(STAGE) for source in sources if source.startswith(STAGE)]
-            names += [stage.teacher] if stage.teacher and stage.method.reads_teacher else []
-        return needed
-
-    @cached_property
-    def _stages(self) -> set[str]:
-        """Names of the stages that the run needs, and of those that they inherit from."""
-        names, open_names = set[str](), [*self._needed]
-        while open_names:
-            name = open_names.pop()
-            names.add(name)
-            base = (self._raw["stages"].get(name) or {}).get(INHERITS)
-            open_names += [base] if base and base not in names else []
-        return names
-
-    @cached_property
-    def _paths(self) -> set[str]:
-        paths = set[str]()
-        inherited = inherit_stages(self._raw)
-        for name, typed in self._needed.items():
-            stage = inherited[name]
-            method = stage["method"] if isinstance(stage["method"], Mapping) else {"terms": stage["method"]}
-            dropped = {name for name in self._children(method.get("terms")) if name not in typed.method.terms}
-            self._follow(method.get("terms"), paths, dropped)
-            self._follow(stage.get("optim"), paths, Optim.unread_options(typed.optim.name, typed.optim.schedule))
-            self._follow(stage.get("model"), paths, NEW_ONLY if typed.model.source else COPIED_ONLY)
-            self._follow({key: part for key, part in method.items() if key != "terms"}, paths)
-            self._follow(stage.get("task"), paths, typed.task.ignored_options if typed.task else ())
-            followed = ("model", "method", "optim", "task")
-            self._follow({key: part for key, part in stage.items() if key not in followed}, paths)
-            if typed.model.source is not None and typed.model.source == self.run.teacher.source:
-                self._follow("${teacher.source}", paths)
-        return paths
-
-    def _children(self, node: Any) -> Mapping[str, Any]:
-        """Return the entries of a mapping, or of the mapping that ``node`` refers to."""
-        if isinstance(node, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", node)):
-            node = _select(self._raw, match[1])
-        return node if isinstance(node, Mapping) else {}
-
-    def _follow(self, node: Any, paths: set[str], without: Collection[str] = ()) -> None:
-        """Add to ``paths`` all keys that ``node`` refers to, except the entries ``without`` of its own mapping."""
-        if isinstance(node, Mapping):
-            for name, part in node.items():
-                if name not in without:
-                    self._follow(part, paths)
-        elif isinstance(node, list):
-            for part in node:
-                self._follow(part, paths)
-        elif isinstance(node, str):
-            for match in REFERENCE.finditer(node):
-                self._add(match[1] or match[2], paths, without)
-
-    def _add(self, path: str, paths: set[str], without: Collection[str] = ()) -> None:
-        node = _select(self._raw, path)
-        if isinstance(node, Mapping) and node:
-            for name in node:
-                if name not in without:
-                    self._add(f"{path}.{name}", paths)
-        elif path not in paths:
-            paths.add(path)
-            self._follow(node, paths)
+PROBE = "a text that no option holds"
 
 
 def unread_settings(
@@ -139,64 +30,115 @@ def unread_settings(
 ) -> list[str]:
     """Return a line for each override, and for each key of the user's own files, that no stage of the run reads.
 
+    A stage reads a key if another value of the key changes the stage.
+
     Args:
         overrides: overrides as typed.
         choice_of: the choice in each group, of which those of the user's own folder are searched.
+    Raises:
+        UserError: an override adds a key, with ``+``, that nothing reads.
     """
-    read_keys, lines = ReadKeys(config, run), []
-    for override in overrides:
-        key, equals, value = override.lstrip("+").partition("=")
-        group, dot, _ = key.partition(".")
-        if not equals or "@" in key or group in ELSEWHERE or DESCRIBING & {*key.split(".")}:
-            continue
-        is_choice = not dot and bool(choices(key))
-        if is_choice and not isinstance(config.get(key), Mapping | DictConfig):  # its file sets keys elsewhere
-            continue
-        if key not in read_keys:
-            lines.append(f"{key}={value} {_no_effect(group, '' if is_choice else value)}")
-    for file, key, value in _own_settings(choice_of or {}):
+    stages, pickled = _needed_stages(run), pickle.dumps(config)
+    unchanged = _content(config, stages)
+
+    def is_read(key: str) -> bool:
+        changed = pickle.loads(pickled)
+        node = OmegaConf.select(config, key)
+        leaves = [key] if not isinstance(node, DictConfig) else [f"{key}.{leaf}" for leaf, _ in _leaves(node)]
+        for leaf in leaves:
+            if leaf == key or not DESCRIBING & {*leaf.split(".")}:
+                OmegaConf.update(changed, leaf, PROBE, merge=False, force_add=True)
+        try:
+            return _content(changed, stages) != unchanged
+        except (OmegaConfBaseException, UserError, TypeError, ValueError):  # something cannot read the changed value
+            return True
+
+    lines = []
+    for key, value, place in (*_overrides(config, overrides), *_own_settings(choice_of or {})):
         group = key.partition(".")[0]
-        if group not in ELSEWHERE and key not in read_keys:
-            lines.append(f"{key}={value} in {file} {_no_effect(group, str(value))}")
+        if group in NOT_OF_STAGES or DESCRIBING & {*key.split(".")} or is_read(key):
+            continue
+        if place == "+" and group != "stages" and key not in configuration_keys():
+            raise UserError(key, None, "there is no such key", suggestion(key, configuration_keys()))
+        hint = f"; did you mean {group}={value}?" if key != group and value in choices(group) else ""
+        lines.append(f"{key}={value}{place.strip('+')} has no effect: nothing in this run reads it{hint}")
     return lines
 
 
-def _no_effect(group: str, value: str) -> str:
-    hint = f"; did you mean {group}={value}?" if value in choices(group) else ""
-    return f"has no effect: nothing in this run reads it{hint}"
+def _overrides(config: DictConfig, overrides: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield key and value of each override that sets values of stages, and a ``+`` if the override adds the key."""
+    for override in overrides:
+        key, equals, value = override.lstrip("+").partition("=")
+        sets_keys_elsewhere = "." not in key and choices(key) and not OmegaConf.is_dict(config.get(key))
+        if equals and "@" not in key and key[0] != "~" and not sets_keys_elsewhere:
+            yield key, value, "+" if override.startswith("+") else ""
 
 
-def _select(node: Any, path: str) -> Any:
-    for part in path.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node
+def _own_settings(choice_of: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield key, value and file of the settings in those of the user's own files that the run has chosen."""
+    folder = own_folder()
+    for group, name in choice_of.items() if folder else ():
+        if (file := folder / group / f"{name}.yaml").is_file():  # type: ignore[operator]
+            text = file.read_text(encoding="utf-8")
+            prefix = "" if text.startswith("# @package _global_") else f"{group.replace('/', '.')}."
+            content = yaml.safe_load(text) or {}
+            for key, value in _leaves({name: part for name, part in content.items() if name != "defaults"}):
+                yield f"{prefix}{key}", value, f" in {group}/{name}.yaml"
 
 
-def _own_settings(choice_of: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
-    """Yield file, key and value of the settings in those of the user's own files that the run has chosen."""
-    folder, visited = own_folder(), set[Path]()
-    files = [(group, folder / group / f"{name}.yaml") for group, name in choice_of.items()] if folder else []
-    while files:
-        group, file = files.pop()
-        if file in visited or not file.is_file() or folder is None:
+def _needed_stages(run: RunConfig) -> dict[str, StageConfig]:
+    """Return the stages that the run needs, by name."""
+    needed, names = dict[str, StageConfig](), [run.stage]
+    while names:
+        name = names.pop()
+        if name in needed or name not in run.stages:
             continue
-        visited.add(file)
-        text = file.read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
-        if not isinstance(content, Mapping):
-            continue
-        for name in content.get("defaults") or ():
-            if isinstance(name, str) and name != "_self_":
-                files.append((group, (folder if name.startswith("/") else file.parent) / f"{name.lstrip('/')}.yaml"))
-        prefix = "" if text.startswith("# @package _global_") else f"{group.replace('/', '.')}."
-        for key, value in _flat({key: value for key, value in content.items() if key != "defaults"}):
-            if not DESCRIBING & {*f"{prefix}{key}".split(".")}:
-                yield file.relative_to(folder).as_posix(), f"{prefix}{key}", value
+        needed[name] = stage = run.stages[name]
+        others = stage.prediction_source.sources if stage.prediction_source else []
+        sources = [source for source in (stage.model.source, *others) if source]
+        names += [source.removeprefix(STAGE) for source in sources if source.startswith(STAGE)]
+        names += [stage.teacher] if stage.teacher and stage.method.reads_teacher else []
+    return needed
 
 
-def _flat(node: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+def _content(config: DictConfig, stages: Mapping[str, StageConfig]) -> dict[str, Any]:
+    """Return the configuration of stages with all that they inherit, without what they do not read."""
+    names, bases = [*stages], dict[str, Any]()
+    while names:
+        name = names.pop()
+        if name != TEMPLATE and name not in bases:
+            bases[name] = OmegaConf.to_container(config.stages[name], resolve=True)
+            names += [bases[name][INHERITS]] if bases[name].get(INHERITS) else []
+    parts = {"stages": bases, "teacher": {"source": config.teacher.source}}
+    if any(stage.get(INHERITS) == TEMPLATE for stage in bases.values()):
+        parts[TEMPLATE] = OmegaConf.to_container(config[TEMPLATE], resolve=True)
+    complete = complete_stages(parts)
+    return {name: _without_unread(complete[name], typed) for name, typed in stages.items()}
+
+
+def _without_unread(stage: Mapping[str, Any], typed: StageConfig) -> dict[str, Any]:
+    unread: dict[str, Collection[str]] = {
+        "optim": Optim.unread_options(typed.optim.name, typed.optim.schedule),
+        "model": NEW_ONLY if typed.model.source else COPIED_ONLY,
+        "task": typed.task.ignored_options if typed.task else (),
+    }
+    result = {
+        name: {key: value for key, value in part.items() if key not in unread.get(name, ())}
+        if isinstance(part, Mapping)
+        else part
+        for name, part in stage.items()
+    }
+    method = result.get("method")
+    if isinstance(method, dict) and isinstance(method.get("terms"), Mapping):
+        method["terms"] = {name: term for name, term in method["terms"].items() if name in typed.method.terms}
+    return result
+
+
+def _leaves(node: Mapping[Any, Any] | DictConfig) -> Iterator[tuple[str, Any]]:
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=False)  # type: ignore[assignment]
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
-            yield from ((f"{key}.{inner}", leaf) for inner, leaf in _flat(value))
+            yield from ((f"{key}.{inner}", leaf) for inner, leaf in _leaves(value))
         else:
             yield str(key), value

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.process import pinned_cpus
-from distill_runner.compose.groups import Frontier
+from distill_runner.common.schema import LARGEST, Schema
 from distill_runner.deploy import frontier
 from distill_runner.deploy.exported import INT8, STATIC, Exporter
 from distill_runner.deploy.frontier import TEACHER, Candidate, FrontierRow
@@ -34,6 +36,7 @@ from distill_runner.report.figures import save
 from distill_runner.report.rows import SettingScores, tabulate
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tasks import Task
+from distill_runner.training.config import MAX_THREADS
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,29 @@ NO_TEST = "++task.test=null"
 AGAIN = 3
 """How often the latencies are measured again while a student with fewer layers seems slower than a deeper one."""
 TIMING = "timing.json"
+
+
+class Frontier(Schema):
+    """Options of a frontier, a sweep that ends with the smallest student that is good enough (docs/frontier.md).
+
+    Args:
+        margin: points by which the student may be worse than its teacher.
+        smallest: what the choice among students that are good enough minimizes: the file's size, or the median latency.
+        students: further students, each as overrides in one text. They take all axes of the sweep, without those that
+            begin with ``student``.
+        int8: export each student in 8 bits too.
+        threads: CPU threads of each engine that is timed.
+        examples: validation examples that are timed.
+        name: of the folder in ``outputs/frontier``; null takes the task's name.
+    """
+
+    margin: float = Field(1.0, gt=0, lt=100, alias="within")
+    smallest: Literal["size", "latency"] = "size"
+    students: list[str] = Field(default_factory=list)
+    int8: bool = True
+    threads: int = Field(1, ge=1, le=MAX_THREADS)
+    examples: int = Field(200, ge=1, le=LARGEST)
+    name: str | None = Field(None, pattern=r"^\w[\w.-]*$")
 
 
 def require_frontier(grid: Grid) -> None:

@@ -51,14 +51,13 @@ class Student:
             UserError: the folder holds no finished run.
         """
         from distill_runner.common.schema import validate_config
-        from distill_runner.compose.renamed import current_file
         from distill_runner.tasks import task_type
 
         remedy = "Name the folder of a finished run: outputs/runs/<name>."
         if not (folder / "model" / "config.json").is_file():
             raise UserError("folder", folder, "holds no student", remedy)
         try:
-            config = current_file(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")), "")
+            config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
             fields = config["stages"]["student"]["task"]
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise UserError("folder", folder, "has no config.yaml of a run", remedy) from error

@@ -50,8 +50,7 @@ class GridSweeper(BasicSweeper):
         workers = self._local_workers()
         parameters, frontier = [*self._parse_config(), *arguments], None
         if node := self.config.get("frontier"):
-            from distill_runner.compose.groups import Frontier
-            from distill_runner.deploy.frontier_sweep import NO_TEST, finish_frontiers, require_frontier
+            from distill_runner.deploy.frontier_sweep import NO_TEST, Frontier, finish_frontiers, require_frontier
 
             frontier = validate_config(Frontier, OmegaConf.to_container(node, resolve=True), "frontier.")
             parameters.append(NO_TEST)
