@@ -38,7 +38,7 @@ from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
 from distill_runner.common.errors import UserError
 from distill_runner.common.library_switches import quiet_transformers
-from distill_runner.training.precision import cpu_has_bf16
+from distill_runner.training.devices import cpu_has_bf16
 
 PEERS = ("textbrewer", "torchdistill")
 ALL = (

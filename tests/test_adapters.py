@@ -117,8 +117,8 @@ def name_itself(folder: Path, base: Path) -> None:
 
 WRONG = {
     "another base": (break_base, r"2 of the 6 tensors of its adapter fit nothing in other"),
-    "no base": (name_no_base, "names no base"),
-    "damaged": (damage, "adapter_config.json is damaged"),
+    "no base": (name_no_base, "is damaged or names no base"),
+    "damaged": (damage, "adapter_config.json is damaged or"),
     "no weights": (remove_weights, "holds no weights of its adapter"),
     "beside a model": (put_beside, r"the weights of a model \(model.safetensors\): either could be meant"),
     "of an adapter": (name_itself, "is an adapter too"),

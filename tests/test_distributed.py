@@ -1,9 +1,13 @@
 """Several processes: what they share out, that they train as one does, and how they end together."""
 
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,29 +17,28 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from transformers import AutoTokenizer, BertForPreTraining, BertForSequenceClassification
 
+from distill_runner import cli, hydra_app
 from distill_runner.common.errors import UserError
+from distill_runner.common.process import num_launched
 from distill_runner.common.seeds import seed_all
-from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.splits import CorpusSplit, TokenSplit
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.base import Method
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import Classes
 from distill_runner.models.features import EncoderShape, FeatureRequest
-from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.store import Store
-from distill_runner.training import devices
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import CorpusData, Data, TaskData, epoch_updates
 from distill_runner.training.devices import Device
-from distill_runner.training.processes import ProcessGroup, WorkerLost
+from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, UnequalStart
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.train import Training, fit
-from distill_runner.training.workers import spawn_group
-from helpers.training_runs import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into, same, told, weights
+from helpers.torchrun import in_processes
+from helpers.training_runs import ALP, CE, METHODS, TASK, TEXT, Double, Logged, bert, log_into
 
 CPU = Device.from_name("cpu", "fp32")
 SCHEDULED: dict[str, Any] = {
@@ -47,6 +50,9 @@ MLM_NSP: dict[str, Any] = {
     "terms": {"masked_lm": CE, "next_sentence": {"term": "next_sentence"}},
     "weights": {"masked_lm": 1.0, "next_sentence": 0.7},
 }
+Trained = dict[str, Any]
+"""Weights of the model and of the method by name, as arrays."""
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 # What is shared out.
 
@@ -100,20 +106,25 @@ def test_processes_share_out_every_update(
             assert sorted(batch for batch, _ in taken) == sorted(whole.batches)
 
 
-def test_runs_of_several_gpus_take_them_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_CLAIMS", [])
-    assert devices.claim_gpus(["a", "b", "c"], 2, tmp_path) == [0, 1]
-    assert devices.claim_gpu(["a", "b", "c"], 1, tmp_path) == 2
+def test_one_process_agrees_with_itself() -> None:
+    SINGLE_PROCESS.require_equal(lambda: pytest.fail("a checksum of all weights takes time"))
+    flags, counts = SINGLE_PROCESS.agree([True, False], torch.tensor([3, 4]))
+    assert counts is not None
+    assert (flags, counts.tolist()) == ([True, False], [3, 4])
 
 
-def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert Device.for_processes("cpu", "fp32", 1, 3) == [CPU] * 3
-    for name, count, key in (("auto", 3, "runtime.num_processes"), ("cuda:1", 2, "runtime.device")):
-        with pytest.raises(UserError) as caught:
-            Device.for_processes(name, "fp32", 1, count)
-        assert caught.value.key == key
+def votes(group: ProcessGroup) -> list[Any]:
+    flags, counts = group.agree([group.is_main, False], torch.tensor([10**12 + group.rank, 1]))
+    assert counts is not None
+    group.require_equal(lambda: "the same")
+    with pytest.raises(UnequalStart, match=r"process 1 on .* starts from step 1, process 0 from step 0"):
+        group.require_equal(lambda: f"step {group.rank}")
+    return [flags, counts.tolist(), group.broadcast_from_main(lambda: f"by {group.rank}")]
+
+
+@pytest.mark.slow
+def test_two_processes_agree_in_one_call() -> None:
+    assert in_processes(2, votes) == [[[True, False], [2 * 10**12 + 1, 2], "by 0"]] * 2
 
 
 # Trainings. Every process makes the same one for itself.
@@ -171,9 +182,6 @@ class Case:
             select_best=True,
         )
 
-    def take_part(self, group: ProcessGroup) -> None:
-        fit(self.make(group, self._befall))
-
     def _befall(self, values: Mapping[str, Any], step: int, epoch: float) -> None:
         if step == 6 and "loss" in values:
             if self.fault == "error":
@@ -181,13 +189,20 @@ class Case:
             if self.fault:
                 os.kill(os.getpid(), signal.Signals[self.fault])
 
-    def train(self, processes: int) -> tuple[Training, Logged]:
+    def __call__(self, group: ProcessGroup) -> tuple[Trained, Logged] | str:
         rows: Logged = []
-        self.folder.mkdir(exist_ok=True)
-        with spawn_group([CPU.torch] * processes, self.take_part) as group:
-            training = self.make(group, log_into(rows))
+        training = self.make(group, log_into(rows) if group.is_main else self._befall)
+        try:
             fit(training)
-        return training, rows
+        except KeyboardInterrupt:
+            return "interrupted"
+        weights = training.model.state_dict() | {f"method.{name}": p for name, p in training.method.named_parameters()}
+        return {name: value.detach().numpy() for name, value in weights.items()}, rows
+
+    def train(self, processes: int) -> tuple[Trained, Logged]:
+        self.folder.mkdir(exist_ok=True)
+        trained: Any = in_processes(processes, self)[0]
+        return trained
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +232,15 @@ class Pretraining(Case):
         return self.training(model, method, data, NoTeacher(), group, report)
 
 
-def parts(training: Training) -> dict[str, torch.Tensor]:
-    return weights(training.model) | {f"method.{name}": p.detach() for name, p in training.method.named_parameters()}
+def require_close(first: tuple[Trained, Logged], second: tuple[Trained, Logged], tolerance: float) -> None:
+    """Weights, and all that is logged of each step, are the same up to rounding."""
+    assert [row[1:] for row in first[1]] == [row[1:] for row in second[1]]
+    for (values, _, _), (others, _, _) in zip(first[1], second[1], strict=True):
+        assert values.keys() == others.keys()
+        for name in values.keys() - {"examples_per_second"}:
+            assert others[name] == pytest.approx(values[name], rel=tolerance), name
+    for name, tensor in first[0].items():
+        np.testing.assert_allclose(second[0][name], tensor, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.slow
@@ -233,16 +255,8 @@ def parts(training: Training) -> dict[str, torch.Tensor]:
 def test_two_processes_train_as_one(
     tokens: Path, tmp_path: Path, method: Mapping[str, Any], optim: Mapping[str, Any]
 ) -> None:
-    alone, rows = Case(tokens, tmp_path / "one", method, optim).train(1)
-    two, rows_of_two = Case(tokens, tmp_path / "two", method, optim).train(2)
-    assert [(step, epoch) for _, step, epoch in rows_of_two] == [(step, epoch) for _, step, epoch in rows]
-    for (values, _, _), (others, _, _) in zip(rows, rows_of_two, strict=True):
-        assert values.keys() == others.keys()
-        for name in values.keys() - {"examples_per_second"}:
-            assert others[name] == pytest.approx(values[name], rel=1e-7), name
-    assert two.history.examples == alone.history.examples == 3 * 64
-    for name, tensor in parts(alone).items():
-        torch.testing.assert_close(parts(two)[name], tensor, rtol=1e-7, atol=1e-7, msg=name)
+    alone, two = (Case(tokens, tmp_path / str(count), method, optim).train(count) for count in (1, 2))
+    require_close(alone, two, 1e-7)
 
 
 @pytest.mark.parametrize(
@@ -253,46 +267,108 @@ def test_means_over_masked_words_are_those_of_the_whole_update(
     tokens: Path, tmp_path: Path, processes: int, accumulation: int
 ) -> None:
     optim = {"batch_size": 13, "epochs": 1}
-    alone, rows = Pretraining(tokens, tmp_path / "one", optim=optim).train(1)
+    alone = Pretraining(tokens, tmp_path / "one", optim=optim).train(1)
     parted = Pretraining(tokens, tmp_path / "parts", optim=optim | {"accumulation": accumulation})
-    several, rows_of_several = parted.train(processes)
-    for (values, _, _), (others, _, _) in zip(rows, rows_of_several, strict=True):
-        for name in values.keys() - {"examples_per_second"}:
-            assert others[name] == pytest.approx(values[name], rel=1e-12), (name, values, others)
-    for name, tensor in parts(alone).items():
-        torch.testing.assert_close(parts(several)[name], tensor, rtol=1e-12, atol=1e-12, msg=name)
+    require_close(alone, parted.train(processes), 1e-12)
 
 
 @pytest.mark.slow
 def test_an_interrupt_of_one_stops_all_and_resuming_changes_nothing(tokens: Path, tmp_path: Path) -> None:
-    whole, _ = Case(tokens, tmp_path / "whole", METHODS["ckd"]).train(2)
-    with pytest.raises(KeyboardInterrupt):
-        Case(tokens, tmp_path / "parts", METHODS["ckd"], fault="SIGTERM").train(2)
-    resumed, rows = Case(tokens, tmp_path / "parts", METHODS["ckd"]).train(2)
+    undisturbed, _ = Case(tokens, tmp_path / "undisturbed", METHODS["ckd"]).train(2)
+    case = Case(tokens, tmp_path / "parts", METHODS["ckd"])
+    case.folder.mkdir()
+    assert in_processes(2, replace(case, fault="SIGTERM")) == ["interrupted"] * 2
+    resumed, rows = case.train(2)
     assert rows[0][1] == 7
-    assert told(resumed.history) == told(whole.history)
-    assert same(parts(resumed), parts(whole))
+    assert all(np.array_equal(resumed[name], values) for name, values in undisturbed.items())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "kind", "message"),
-    [("error", ValueError, "^this process is broken"), ("SIGKILL", WorkerLost, "was ended by SIGKILL: out of memory")],
-)
-def test_a_fault_of_one_ends_all(tokens: Path, tmp_path: Path, fault: str, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
+@pytest.mark.parametrize("fault", ["error", "SIGKILL"])
+def test_a_fault_of_one_ends_all(tokens: Path, tmp_path: Path, fault: str) -> None:
+    with pytest.raises(ChildFailedError):
         Case(tokens, tmp_path / "broken", METHODS["nkd"], fault=fault).train(2)
-    resumed, rows = Case(tokens, tmp_path / "broken", METHODS["nkd"]).train(2)
-    assert rows[0][1] == 5  # the epoch before was saved
-    assert len(resumed.history.epochs) == 3
+    _, rows = Case(tokens, tmp_path / "broken", METHODS["nkd"]).train(2)
+    assert (rows[0][1], rows[-1][1]) == (5, 12)  # the epoch before was saved
+
+
+# The command.
+
+
+@pytest.mark.parametrize(("variables", "count"), [({}, 1), ({"WORLD_SIZE": "4"}, 1), (TORCHRUN, 4)])
+def test_what_torchrun_has_started(variables: dict[str, str], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(UserError, match="srun: has started 2 tasks"):
+        cli._start_launched([])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert num_launched() == count
+    assert Device.from_name("cpu", "fp32") == CPU
+    if count > 1:
+        with pytest.raises(UserError, match="a sweep trains many models, but torchrun has started 4 processes"):
+            hydra_app._run_point(OmegaConf.create())
+        with pytest.raises(UserError, match="cuda:1: is one device, but each process of torchrun takes"):
+            Device.from_name("cuda:1", "fp32")
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes(compose: Callable[..., RunConfig], tmp_path: Path) -> None:
-    short = ("method=ckd", "teacher.optim.epochs=1", "optim.epochs=1")
-    run = compose(*short, "runtime.num_processes=2")
-    pipeline = Pipeline(Store(tmp_path), run.runtime, lambda name: lambda values, step, epoch: None)
-    stage = resolve(run.stages, "student", "fp32")
-    assert stage.key == resolve(compose(*short).stages, "student", "fp32").key
-    folder = pipeline.build(stage)
-    assert {"model", "metrics.json", "predictions-validation.npy"} <= {file.name for file in folder.iterdir()}
+def test_a_run_of_torchrun_survives_a_killed_process(
+    tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path
+) -> None:
+    """Two agents of torchrun, as on two machines; the second one's process is killed in training, and all resume."""
+    run = ["task=custom", f"task.dataset={tiny_task_folder}", "task.columns=[sentence1,sentence2]"]
+    run += ["task.max_length=48", "teacher=base", f"teacher.source={tiny_bert_folder}", "method=rkd"]
+    run += ["teacher.optim.epochs=1", "student.num_layers=2", "optim.epochs=2", "optim.batch_size=16"]
+    run += ["runtime.device=cpu", "runtime.checkpoint_steps=1"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    (tmp_path / "sitecustomize.py").write_text(_KILLER)
+
+    def start(name: str, *options: str, **variables: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "distill_runner", *run]
+        folders = [f"store.dir={tmp_path / name}", f"hydra.run.dir={tmp_path / name / 'run'}"]
+        return subprocess.Popen(
+            [*command, *folders], env=environment | variables, cwd=tmp_path,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        endpoint = f"localhost:{free.getsockname()[1]}"
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2"]
+    options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "1"]
+    agents = [start("two", *options, KILLED=str(tmp_path / "killed")) for _ in range(2)]
+    output = [agent.communicate(timeout=900)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], output
+    assert (tmp_path / "killed").exists()
+    assert "resuming after step" in "".join(output)
+    undisturbed = start("one", "--standalone", "--nproc-per-node", "2")
+    output = [undisturbed.communicate(timeout=900)[0]]
+    assert undisturbed.returncode == 0, output
+    for file in (tmp_path / "one").glob("stage/*/metrics.json"):
+        assert json.loads(file.read_text())["conditions"]["num_processes"] == 2
+    models = {file.parent.parent.name: file for file in (tmp_path / "one").glob("stage/*/model/model.safetensors")}
+    assert len(models) == 2
+    for key, file in models.items():
+        assert (tmp_path / "two" / "stage" / key / "model" / "model.safetensors").read_bytes() == file.read_bytes()
+
+
+_KILLER = """
+import os
+from pathlib import Path
+
+if os.environ.get("RANK") == "1" and "KILLED" in os.environ and not (flag := Path(os.environ["KILLED"])).exists():
+    import distill_runner.training.train as train
+    step = train.Training.step
+
+    def killed(self, *args):
+        step(self, *args)
+        if self.history.step == 3 and self.teacher.__class__.__name__ != "NoTeacher":
+            flag.touch()
+            os.kill(os.getpid(), 9)
+
+    train.Training.step = killed
+"""
+"""Loaded by every Python process: the process of rank 1 kills itself after three updates of the student, once."""

@@ -112,8 +112,6 @@ ASSISTED = ("method=takd", "assistant.num_layers=3")
             (("method=internal", "schedule=pid"), "schedule=sid", ["schedule.rule"]),
             (("method=rkd",), "teacher.name=mine", []),
             (("method=rkd",), "task.revision=abc123", []),
-            (("method=rkd",), "runtime.num_processes=2", []),
-            (("method=dist",), "runtime.num_processes=2", ["num_processes"]),
             (("method=rkd",), "task.class_weights=[1,5]", ["task.class_weights"]),
             (("method=rkd",), "student.vocabulary=trim", ["model.vocabulary"]),
             (("method=rkd",), "task.max_length=20", ["task.max_length"]),

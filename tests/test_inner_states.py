@@ -38,43 +38,6 @@ def test_the_plane_is_that_of_a_singular_value_decomposition() -> None:
     assert [len(group) for group in flat] == [20, 10]
 
 
-def test_distances_by_hand() -> None:
-    student = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [3.0, 4.0]])
-    teacher = np.array([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0], [4.0, 3.0]])
-    np.testing.assert_allclose(comparisons.distances(student, teacher), [0, 1, 2, 1 - 24 / 25], atol=1e-12)
-
-
-def test_numbers_as_markdown() -> None:
-    table = comparisons.number_table(["mean", "1", "2"], {"alp": [0.25, float("nan")]})
-    assert table.splitlines() == ["| mean | 1 | 2 |", "| --- | ---: | ---: |", "| alp | 0.250 | – |"]
-
-
-def test_heat_maps_share_their_colours() -> None:
-    sharp, even = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.5], [0.5, np.nan]])
-    figure = comparisons.draw_alpha({"two": {1: sharp}, "four": {1: even}}, np.array([7, 3]))
-    first, second = figure.axes[:2]
-    assert first.get_title() == "two\nstudent layer 1"
-    assert [label.get_text() for label in second.get_yticklabels()] == ["7", "3"]
-    for panel in (first, second):
-        assert panel.images[0].get_clim() == (0, 1)
-        assert panel.images[0].get_zorder() > panel.patches[0].get_zorder()  # hatching lies beneath
-
-
-def test_states_and_distances_stand_above_each_other() -> None:
-    rng = np.random.default_rng(2)
-    teacher = {1: rng.normal(size=(5, 4)), 3: rng.normal(size=(5, 4))}
-    students = {name: {1: teacher[1] + 0.1, 2: rng.normal(size=(5, 4))} for name in ("pkd", "alp")}
-    figure = comparisons.draw_states({1: 1, 2: 3}, teacher, students)
-    assert [axes.get_title() for axes in figure.axes[:2]] == [
-        "student layer 1, teacher layer 1",
-        "student layer 2, teacher layer 3",
-    ]
-    drawn = figure.axes[3].lines[0].get_ydata()
-    np.testing.assert_allclose(np.asarray(drawn), comparisons.distances(students["pkd"][2], teacher[3]))
-    assert figure.axes[2].get_ylim() == figure.axes[3].get_ylim()
-    assert figure.axes[3].get_ylim()[1] > np.max(drawn)
-
-
 MakeRun = Callable[..., Path]
 
 
@@ -168,20 +131,3 @@ def test_runs_are_drawn_or_refused(
             run_subcommand("analyze", [*map(str, (*arguments, "--out", tmp_path / "none.png"))])
         assert message in str(caught.value)
     assert not (tmp_path / "none.png").exists()
-
-
-@pytest.mark.slow
-def test_tokens_are_those_of_the_students_own_folder(
-    finished: MakeRun, tiny_examples: dict[str, Examples], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing else has them where the vocabulary was made of the run's corpus."""
-    from distill_runner.analysis.finished_run import FinishedRun
-    from distill_runner.models import sources
-
-    run = FinishedRun.read(finished("run", "method=rkd"))
-    folder, read, asked = run.pipeline.store.path(run.stage.spec) / "model", sources.resolve_source, list[str]()
-    monkeypatch.setattr(sources, "resolve_source", lambda name: (asked.append(name), read(name))[1])  # type: ignore[func-returns-value]
-    texts = (column[3] for column in tiny_examples["validation"].texts)
-    expected = AutoTokenizer.from_pretrained(folder)(*texts, truncation=True, max_length=48).tokens()
-    assert run.words(3) == expected
-    assert asked[-1] == str(folder)

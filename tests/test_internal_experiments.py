@@ -19,7 +19,6 @@ from distill_runner.methods.outputs import Classes
 from distill_runner.methods.schedules import ScheduledMethod
 from distill_runner.models.extract import extract
 from distill_runner.models.features import EncoderShape
-from distill_runner.pipeline.resolving import resolve
 
 Compose = Callable[..., RunConfig]
 NUM_EXAMPLES, NUM_EPOCHS = 6, 50
@@ -92,13 +91,6 @@ def test_the_method_is_experiment_3_2(compose: Compose, models: tuple[Any, Any],
     assert min(expected.values()) > 0.1
 
 
-def test_the_method_is_experiment_3_2_to_the_key(compose: Compose) -> None:
-    """The header of the method says so; with another key, the two would be trained twice and stand in two rows."""
-    runs = [compose(name, "student.num_layers=2") for name in ("method=internal", "experiment=internal/3_2")]
-    keys = {resolve(run.stages, "student", "fp32").key for run in runs}
-    assert len(keys) == 1
-
-
 @pytest.mark.parametrize("name", WITH_KL)
 def test_every_experiment_adds_the_losses_of_layers(
     name: str, compose: Compose, models: tuple[Any, Any], batch: Batch
@@ -110,30 +102,6 @@ def test_every_experiment_adds_the_losses_of_layers(
     assert "kl" in found
     for term in found.keys() & expected.keys():
         assert found[term] == pytest.approx(expected[term], rel=1e-9), term
-
-
-def test_the_text_of_experiment_3_0_is_an_option(compose: Compose, models: tuple[Any, Any], batch: Batch) -> None:
-    """Whoever reads "averaged across all the self-attention matrices" as the loss must get the mean over 3 layers."""
-    expected = reference(*models, batch)
-    mean = student_method(compose, "experiment=internal/3_2", "method.terms.kl.over_layers=mean")
-    assert losses(mean, models, batch, 0)["kl"] == pytest.approx(expected["kl"] / 3, rel=1e-9)
-    assert losses(mean, models, batch, 0)["cos"] == pytest.approx(expected["cos"], rel=1e-9)
-
-
-def test_pairs_of_experiments_differ_in_the_schedule_alone(compose: Compose) -> None:
-    """``sweep=internal/schedule`` says whether the order of layers helps; another difference would answer for it."""
-
-    def settings(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        stage = compose(f"experiment=internal/{name}").stages["student"].model_dump(mode="json")
-        schedule = stage["method"].pop("schedule") or {}
-        return stage, schedule
-
-    (one, with_order), (other, without_order) = settings("3_4"), settings("3_4_together")
-    assert one == other
-    assert {key for key in with_order if with_order[key] != without_order[key]} == {"rule"}
-    (one, _), (other, none) = settings("3_5"), settings("3_2")
-    assert one == other
-    assert none == {}
 
 
 def test_the_control_ends_when_the_schedule_ends(compose: Compose) -> None:

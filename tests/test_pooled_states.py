@@ -12,7 +12,7 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Method, Progress
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import Classes
-from distill_runner.methods.pooled_states import PooledStateLoss, sequence_means
+from distill_runner.methods.pooled_states import PooledStateLoss
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 STUDENT, TEACHER = EncoderShape(3, 6, 2, 2, 9, "bert"), EncoderShape(6, 8, 2, 2, 9, "bert")
@@ -42,7 +42,7 @@ def rail(term: str = "pooled_states", **options: Any) -> Method:
 
 def test_means_by_hand() -> None:
     column = torch.tensor([1.0, 3.0, 2.0, 2.0, 5.0, 1.0, 1.0, 1.0, 1.0, 6.0])[:, None]
-    assert sequence_means(column, batch()).tolist() == [[2.0], [3.0], [2.0]]
+    assert batch().means(column).tolist() == [[2.0], [3.0], [2.0]]
 
 
 @pytest.mark.parametrize("compare", ["layers", "concatenation"])
@@ -122,12 +122,3 @@ def test_any_term_takes_drawn_layers(term: str, options: dict[str, Any]) -> None
         method.begin_epoch(at(epoch))
         layers.add(str(method.needs[1]))
     assert len(layers) == 3
-
-
-def test_a_draw_is_part_of_what_determines_a_method() -> None:
-    def spec(**mapping: Any) -> Any:
-        terms = {"layers": {"term": "pooled_states", "mapping": RAIL | mapping}}
-        return parse_method({"terms": terms, "weights": {"layers": 1.0}}).spec(Classes())
-
-    specs = [spec(), spec(seed=2), spec(every_epoch=False), spec(sort=False)]
-    assert all(one not in specs[:number] for number, one in enumerate(specs))

@@ -25,7 +25,6 @@ from distill_runner.models.features import EncoderShape, FeatureRequest, Feature
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
-from distill_runner.report.result import run_result
 from distill_runner.training.teachers import CheckpointTargets
 from helpers import built_runs as built
 
@@ -77,12 +76,6 @@ def test_logit_matching_by_hand(epoch: int, arguments: dict[str, Any], expected:
     assert float(matching(STUDENT, TEACHER, epoch, **arguments)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_score_is_matched_as_a_logit_is() -> None:
-    student, teacher = torch.tensor([[1.0], [2.0]]), torch.tensor([[4.0], [16.0]])
-    for over_classes in ("sum", "mean"):
-        assert float(matching(student, teacher, 0, over_classes=over_classes)) == pytest.approx(2.0)
-
-
 @given(tau_max=st.integers(1, 9), each=st.integers(1, 4), warmup=st.integers(0, 3))
 def test_temperatures_fall_by_one_to_1(tau_max: int, each: int, warmup: int) -> None:
     term = LogitMatching(tau_max, "divide", EpochsPerStep(epochs=each, warmup=warmup))
@@ -118,11 +111,6 @@ def test_temperatures_that_would_not_fall_to_1_are_refused() -> None:
     with pytest.raises(UserError, match=r"^loss\.tau_max=4: .* the 3 checkpoints") as raised:
         LogitMatching(4, "divide", EpochsPerStep(epochs=1), num_checkpoints=3)
     assert "loss.tau_max=3" in raised.value.remedy
-
-
-def test_a_temperature_below_1_is_refused() -> None:
-    with pytest.raises(UserError, match="tau_max=0: must be at least 1"):
-        LogitMatching(0, "divide", EpochsPerStep(epochs=1))
 
 
 # Following.
@@ -210,35 +198,12 @@ def test_phases_and_their_epochs(prokd: Run) -> None:
     assert prokd.stage.spec["model"]["head"] == "keep"
 
 
-def test_steps_in_all_are_those_of_both_phases(compose: Compose, prokd: Run, used: Run, tmp_path: Path) -> None:
-    def steps() -> tuple[int, int | None]:
-        result = run_result(compose(*PROKD), prokd.stage, used.pipeline, tmp_path)
-        return result["steps"], result["steps_in_all"]
-
-    of_an_epoch, in_all = steps()
-    assert in_all == (4 + 1) * of_an_epoch
-    shutil.rmtree(used.store.path(prokd.phase1.spec))
-    assert steps() == (of_an_epoch, None)
-
-
-def test_phase_two_goes_on_from_the_end_of_phase_one(compose: Compose) -> None:
-    untrained = Run(compose(*PROKD, "optim.epochs=0"))
-    weights = untrained.build()["model/model.safetensors"]
-    phase1 = untrained.store.path(untrained.phase1.spec) / "model" / "model.safetensors"
-    assert weights == phase1.read_bytes()
-
-
 def test_phase_two_of_prokd_starts_from_the_end_of_phase_one(compose: Compose) -> None:
     """Figure 1: "we start training of the student from T = tau_max and go to T = 1. Phase II: ...". From the best one,
     whoever trains few epochs would start at T = 3, and the later checkpoints would have no effect. Annealing-KD's code
     takes the best one."""
     for method, select in (("prokd", "last"), ("annealing", "best")):
         assert Run(compose(f"method={method}")).phase1.config.select == select
-
-
-@pytest.mark.parametrize("select", ["best", "last"])
-def test_which_epoch_of_phase_one_goes_on(compose: Compose, select: str) -> None:
-    assert Run(compose(*PROKD, f"student.phase1.select={select}")).phase1.config.select == select
 
 
 def test_the_best_epoch_is_stored_once(prokd: Run) -> None:
@@ -294,25 +259,6 @@ def test_checkpoints_may_be_deleted(prokd: Run, used: Run) -> None:
     for epoch in (1, 2, 3):
         files = [run.checkpoints() / f"epoch-{epoch}" / "model.safetensors" for run in (prokd, used)]
         assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_a_teacher_whose_checkpoints_are_there_is_not_trained(prokd: Run, used: Run) -> None:
-    teacher = used.store.path(used.teacher.spec)
-    files = {file.relative_to(teacher): file.read_bytes() for file in teacher.rglob("*") if file.is_file()}
-    shutil.rmtree(teacher)
-    used.pipeline.build(used.teacher)
-    assert {file.relative_to(teacher): file.read_bytes() for file in teacher.rglob("*") if file.is_file()} == files
-    assert used.trained == []
-
-
-def test_damage_does_not_travel_from_checkpoints_to_the_teacher(used: Run) -> None:
-    shutil.rmtree(used.store.path(used.teacher.spec))
-    weights = used.checkpoints() / "stage" / "model" / "model.safetensors"
-    whole, damaged = weights.read_bytes(), bytearray(weights.read_bytes())
-    damaged[-1] ^= 1
-    weights.write_bytes(bytes(damaged))
-    assert (used.pipeline.build(used.teacher) / "model" / "model.safetensors").read_bytes() == whole
-    assert used.trained == ["teacher"]
 
 
 def test_a_run_that_follows_nothing_keeps_no_checkpoints_unless_told(compose: Compose) -> None:
@@ -373,54 +319,9 @@ def test_an_intermediate_loss_while_checkpoints_are_followed(compose: Compose) -
     assert without.build() != weights
 
 
-def test_scores_are_followed_as_classes_are(compose: Compose, tmp_path: Path, tiny_task_folder: Path) -> None:
-    for split in ("train", "validation"):
-        lines = (tiny_task_folder / f"{split}.csv").read_text().splitlines()
-        scores = [line.replace(",yes", ",4.5").replace(",no", ",0.5") for line in lines]
-        (tmp_path / f"{split}.csv").write_text("\n".join(scores) + "\n")
-    kind = [f"task.dataset={tmp_path}", "task.labels=null", "task.type=regression", "task.metrics=[pearson_spearman]"]
-    run = Run(compose("method=prokd", *kind, "optim.epochs=1"))
-    assert run.phase1.shape.num_labels == 1
-    run.build()
-    metrics = json.loads((run.store.path(run.stage.spec) / "metrics.json").read_text())["metrics"]
-    assert -1 <= metrics["pearson_spearman"] <= 1
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The vocabulary and tokens of all runs on the embedded task: to encode them takes longer than to train."""
-    return tmp_path_factory.mktemp("texts")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["vanilla", "takd", "rco", "annealing", "prokd"])
-def test_on_the_embedded_task(compose: Compose, texts: Path, method: str) -> None:
-    small = [f"stages.pretrain.model.architecture.{key}" for key in ("hidden_size=16", "num_hidden_layers=3")]
-    few = ["stages.pretrain.optim.max_steps=2", "teacher.optim.epochs=2", "optim.epochs=2", "task.max_length=16"]
-    sizes = ["corpus.max_length=16", "corpus.vocab_size=300", "student.num_layers=1"]
-    assistant = ["assistant.num_layers=2"] if method == "takd" else []
-    tenth = ["stages.teacher.share=0.1", "stages.student.share=0.1"]
-    options = ["experiment=demo_methods", f"method={method}", *small, *few, *tenth, *sizes, *assistant]
-    run = Run(built.share_texts(compose(*options, tiny=False), texts))
-    run.build()
-    between = {"takd": ["assistant"], "annealing": ["phase1"], "prokd": ["phase1"]}.get(method, [])
-    assert run.trained == ["pretrain", "teacher", *between, "student"]
-
-
 # Identities.
 
 SMALL = ("student.num_layers=1", "optim.epochs=2", "+stages.teacher.select=last")
-
-
-def test_takd_without_an_assistant_is_vanilla(compose: Compose) -> None:
-    alone = Run(compose("method=takd", "stages.student.teacher=teacher"))
-    assert alone.stage.key == Run(compose("method=vanilla")).stage.key
-    assert Run(compose("method=takd", "assistant.num_layers=3")).stage.key != alone.stage.key
-
-
-def test_vanilla_is_rkd_with_equal_weights(compose: Compose) -> None:
-    vanilla = Run(compose("method=vanilla", "loss.temperature=2.0"))
-    assert vanilla.stage.key == Run(compose("method=rkd", "loss.eta=0.5", "loss.temperature=2.0")).stage.key
 
 
 def test_rco_with_one_anchor_is_vanilla(compose: Compose) -> None:
@@ -432,12 +333,6 @@ def test_rco_with_one_anchor_is_vanilla(compose: Compose) -> None:
     )
     assert last.build() == weights
     assert first.build() != weights
-
-
-def test_rco_takes_its_anchors_in_turn(compose: Compose) -> None:
-    rco = Run(compose("method=rco", "route.checkpoints=[2,1]", "optim.epochs=5"))
-    assert rco.stage.route == (2, 2, 1, 1, 1)
-    assert Run(compose("method=rco", "optim.epochs=5")).stage.route == (1, 1, 2, 2, 2)
 
 
 def test_prokd_with_one_temperature_is_logit_matching_then_the_labels(compose: Compose) -> None:

@@ -162,7 +162,7 @@ def test_a_head_for_classes_is_refused(questions: Callable[..., RunConfig], tmp_
         BertConfig(vocab_size=200, num_hidden_layers=1, hidden_size=32, num_attention_heads=4, intermediate_size=32)
     ).save_pretrained(tmp_path)
     run = questions("method=rkd", "teacher.fine_tuned=true", f"teacher.source={tmp_path}", "student.num_layers=1")
-    with pytest.raises(UserError, match=r"has no head for the task \w+ \(no qa_outputs"):
+    with pytest.raises(UserError, match="has no head for the task"):
         built(run)
 
 

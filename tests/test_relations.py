@@ -1,7 +1,6 @@
 """Relations of attention as a term of a method, and the features that it reads: packed and padded."""
 
 import itertools
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,14 +24,9 @@ from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
 from distill_runner.models.extract import extract
 from distill_runner.models.families import PROJECTIONS, Projection
-from distill_runner.models.features import EncoderShape, FeatureRequest, Features
+from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.padded import extract_padded
-from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.store import Store
-from distill_runner.pipeline.targets import uncacheable_reason
 from distill_runner.running import run_stage
-from distill_runner.sweeping.plan import START_SECONDS, Estimator
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import LiveTargets
 from helpers.families import config_of, make
@@ -113,35 +107,6 @@ def test_minilmv2_for_unequal_widths_and_heads(tokens: TokenSplit) -> None:
                     divergence = (relation["T"] * np.log(relation["T"] / relation["S"])).sum(1)
                     expected += divergence.mean() / 6 / 7
         assert value(term, student, teacher, batch).item() == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize("pairs", [["QK"], ["QQ", "KK", "VV"]])
-def test_equal_models_are_at_no_distance(tokens: TokenSplit, pairs: Any) -> None:
-    model, batch = bert(3), tokens.batch(range(20))
-    identity = LayerMapping(rule="explicit", layers=[[1], [2], [3]])
-    for term in (
-        AttentionRelationLoss(identity, pairs),
-        HiddenStateLoss(identity, "select", "cosine"),
-    ):
-        found = value(bound(term, model, model), model, model, batch)
-        found.backward()
-        assert found.item() == pytest.approx(0, abs=1e-12)
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        assert gradients
-        assert max(gradient.abs().max().item() for gradient in gradients) < 1e-10
-        model.zero_grad()
-
-
-def test_cosine_by_hand() -> None:
-    # Angles of 60 and 90 degrees in layer 1, 0 and 180 in layer 2: (1/2 + 1) / 2 + (0 + 2) / 2.
-    root = math.sqrt(3) / 2
-    student = Features(cls={1: torch.tensor([[2.0, 0.0], [0.0, 1.0]]), 2: torch.tensor([[1.0, 1.0], [3.0, 0.0]])})
-    teacher = Features(cls={2: torch.tensor([[0.5, root], [4.0, 0.0]]), 4: torch.tensor([[5.0, 5.0], [-1.0, 0.0]])})
-    term = HiddenStateLoss(TOP, "select", "cosine")
-    term.bind(EncoderShape(2, 2, 1, 2, 9, "bert"), EncoderShape(4, 2, 1, 2, 9, "bert"), Classes())
-    nothing = torch.zeros(0)
-    found = term(student, teacher, Batch(nothing, nothing, nothing, nothing, nothing, groups=()), PROGRESS)
-    assert found.item() == pytest.approx(0.75 + 1.0)
 
 
 # Features.
@@ -268,96 +233,10 @@ def test_impossible_pairs_are_refused() -> None:
             AttentionRelationLoss(TOP, pairs)  # type: ignore[arg-type]
 
 
-def test_projections_are_never_cached() -> None:
-    needs = FeatureRequest(logits=True, projections=frozenset({("query", 1)}))
-    assert uncacheable_reason(FeatureRequest(logits=True), corpus=False) is None
-    assert (uncacheable_reason(needs, corpus=False) or "").startswith("queries, keys and values are not cached")
-
-
 # On plain text.
 
 TEXT = ["method=minilmv2", "corpus=embedded", "corpus.max_length=32", "relations.heads=8"]
 TEXT += ["student.width=32", "student.heads=2", "student.num_layers=2"]
-
-
-def test_one_distillation_serves_all_tasks_and_seeds(compose: Compose) -> None:
-    keys, others = set(), set()
-    for change in ("seed=1", "task.max_length=16", "optim.lr=1e-3", "transfer=imdb", "corpus.mask_probability=0.5"):
-        student = resolve(compose(*TEXT, change).stages, "student", "fp32")
-        assert student.source is not None
-        keys.add(student.source.key)
-    for change in ("corpus.max_length=16", "corpus.examples=passages", "mapping.layer=2", "relations.heads=4"):
-        others.add(resolve(compose(*TEXT, change).stages, "distil", "fp32").key)
-    assert len(keys) == 1
-    assert len(keys | others) == 5
-
-
-def test_text_is_read_as_it_is_and_nothing_judges_it(compose: Compose) -> None:
-    steps = ("stages.distil.optim.max_steps=8", "stages.distil.optim.lr=3e-3", "optim.max_steps=2")
-    run = compose(*TEXT, *steps, "runtime.log_every=1")
-    rows: list[tuple[str, dict[str, Any]]] = []
-    store = Store(run.store.dir)
-    pipeline = Pipeline(store, run.runtime, lambda name: lambda values, step, epoch: rows.append((name, dict(values))))
-    stage = resolve(run.stages, "distil", "fp32")
-    read = pipeline.inputs.data(stage).batch(np.array([4, 0, 2]), epoch=0)
-    tokens = pipeline.inputs.split(stage, "train")
-    assert read.labels is None
-    assert read.input_ids.tolist() == tokens.batch([4, 0, 2]).input_ids.tolist()
-    assert tokens.lengths[:-1].min() == 32, "documents lie end to end"
-    metrics = json.loads((pipeline.build(stage) / "metrics.json").read_text())
-    assert (metrics["metrics"], metrics["step"]) == ({}, 8)
-    losses = [values["loss/relations"] for name, values in rows if name == "distil" and "loss/relations" in values]
-    assert len(losses) == 8
-    assert losses[-1] < losses[0]
-    pipeline.build(resolve(run.stages, "student", "fp32"))
-    assert [name for name, values in rows if "validation/accuracy" in values] == ["student"]
-
-
-@pytest.mark.parametrize("method", ["alp", "internal", "prokd", "vanilla"])
-def test_other_methods_go_on_from_the_distilled_student(method: str, compose: Compose, tmp_path: Path) -> None:
-    few = [f"store.dir={tmp_path}", "optim.max_steps=1", "teacher.optim.epochs=1"]
-    run = compose(*TEXT, "student.heads=4", "stages.distil.optim.max_steps=1", *few)
-    pipeline = Pipeline(Store(tmp_path), run.runtime)
-    distilled = pipeline.build(resolve(run.stages, "distil", "fp32")) / "model"
-    follow = ["route.epochs=1", "route.warmup=0"] if method == "prokd" else []
-    goes_on = compose(f"method={method}", "student=pretrained", f"student.init.source={distilled}", *few, *follow)
-    stage = resolve(goes_on.stages, "student", "fp32")
-    assert (stage.shape.num_layers, stage.shape.width, stage.shape.num_heads) == (2, 32, 4)
-    first = next(stage for stage in (stage.source, stage) if stage)
-    assert first.config.model.source == str(distilled)
-    metrics = json.loads((pipeline.build(stage) / "metrics.json").read_text())
-    assert "accuracy" in metrics["metrics"]
-
-
-@pytest.mark.parametrize(
-    ("term", "message"),
-    [
-        ("hard_labels", "the teacher would read different tokens"),
-        ("soft_labels", "its predictions are for a task's examples"),
-    ],
-)
-def test_no_teacher_is_asked_about_masked_text_or_for_predictions(term: str, message: str, compose: Compose) -> None:
-    method = "stages.distil.method"
-    added = [f"+{method}.terms.more.term={term}", f"+{method}.weights.more=1"]
-    added += [f"+{method}.terms.more.temperature=1.0"] if term == "soft_labels" else []
-    with pytest.raises(UserError, match=message):
-        resolve(compose(*TEXT, *added).stages, "distil", "fp32")
-
-
-def test_a_plan_counts_stages_that_are_not_trained(compose: Compose) -> None:
-    run = compose(*TEXT)
-    estimator = Estimator(Pipeline(Store(run.store.dir), run.runtime))
-    cost = estimator.cost(resolve(run.stages, "encoder", "fp32"))
-    assert cost.seconds == START_SECONDS
-    assert cost.bytes > 0
-
-
-def test_the_student_goes_on_from_the_distilled_layers_however_those_began(compose: Compose) -> None:
-    run = compose(*TEXT[:4], "student=truncated", "student.num_layers=2", "student.init.layers=random")
-    student = resolve(run.stages, "student", "fp32")
-    assert student.config.model.layers == "first"
-    assert student.source is not None
-    assert student.source.config.model.layers == "random"
 
 
 def test_a_student_with_nothing_to_judge_it_is_refused(compose: Compose, tmp_path: Path) -> None:
@@ -365,17 +244,3 @@ def test_a_student_with_nothing_to_judge_it_is_refused(compose: Compose, tmp_pat
     run.stages["student"] = run.stages["distil"]
     with pytest.raises(UserError, match="from plain text alone has no score"):
         run_stage(run, tmp_path, {})
-
-
-def test_layers_of_text_are_not_cached() -> None:
-    assert "nothing is cached for a corpus" in str(uncacheable_reason(FeatureRequest(cls=frozenset({1})), corpus=True))
-
-
-@pytest.mark.parametrize(("n", "m", "layers"), [(12, 6, [2, 4, 6, 8, 10, 12]), (12, 5, [2, 4, 7, 9, 12]), (4, 1, [4])])
-def test_group_top(n: int, m: int, layers: list[int]) -> None:
-    from distill_runner.methods.layer_mapping import LayerMapping
-
-    assert LayerMapping(rule="group_top", supervise_last=True).teacher_layers(m, n) == [[layer] for layer in layers]
-    assert LayerMapping(rule="group_top").teacher_layers(m, n) == [*([layer] for layer in layers[:-1]), []]
-    assert LayerMapping(rule="top").teacher_layers(m, n) == [*([] for _ in range(m - 1)), [n]]
-    assert LayerMapping(rule="top", layer=3).teacher_layers(12, n) == [*([] for _ in range(11)), [3]]

@@ -111,7 +111,7 @@ def test_resumed_is_uninterrupted(
             lambda stage: report if stage == "student" else lambda values, step, epoch: None,
         )
         if case.precision == "fp16":
-            vars(pipeline)["devices"] = [HalfPrecisionCpu(torch.device("cpu"), "fp16")]
+            vars(pipeline)["device"] = HalfPrecisionCpu(torch.device("cpu"), "fp16")
         folder = pipeline.build(resolve(run.stages, "student", case.precision))
         return (folder / "model" / "model.safetensors").read_bytes()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.resolvers import count, phase_epochs
+from distill_runner.compose.resolvers import phase_epochs
 from distill_runner.methods.routes import CheckpointSchedule, EpochsPerStep
 
 
@@ -47,16 +47,6 @@ def test_every_checkpoint_has_its_epochs_and_the_first_its_warmup(
     assert runs == [(i, n + warmup * (i == 1)) for i, n in enumerate(each, start=1)]
 
 
-@given(anchors=st.lists(st.integers(1, 9), min_size=1, max_size=6, unique=True), more=st.integers(0, 20))
-def test_shared_out_no_epoch_is_lost(anchors: list[int], more: int) -> None:
-    route = CheckpointSchedule(checkpoints=anchors).epoch_checkpoints(9, len(anchors) + more)
-    assert len(route) == len(anchors) + more
-    assert list(dict.fromkeys(route)) == anchors
-    shares = [route.count(anchor) for anchor in anchors]
-    assert set(shares[:-1]) <= {min(shares)}
-    assert shares[-1] - min(shares) < len(anchors)
-
-
 @pytest.mark.parametrize(
     ("route", "teacher_epochs", "student_epochs", "message"),
     [
@@ -75,16 +65,6 @@ def test_a_route_that_cannot_be_walked_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         CheckpointSchedule(**route).epoch_checkpoints(teacher_epochs, student_epochs)
-
-
-def test_the_resolvers_of_the_configuration() -> None:
-    assert (count(None, 7), count([2, 4], 7)) == (7, 2)
-    assert phase_epochs(5, 2, 2) == 12
-    for epochs, warmup in (("two", 1), ([1, "two"], 1), (1, None)):
-        with pytest.raises(UserError, match=r"route\.\w+.*must be a whole number"):
-            phase_epochs(2, epochs, warmup)
-    with pytest.raises(UserError, match=r"route\.epochs=\[1, 2\]: has 2 numbers for 3 steps"):
-        phase_epochs(3, [1, 2], 0)
 
 
 def test_the_teacher_at_the_beginning_of_its_epochs() -> None:

@@ -1,9 +1,7 @@
 """Schedules of layers: when a layer is left, what is computed meanwhile, identities, and resuming within a layer."""
 
 import itertools
-import signal
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,21 +9,13 @@ import torch
 from torch import Tensor
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods.base import LossTerm, Method, Progress
+from distill_runner.methods.base import Progress
 from distill_runner.methods.config import parse_method
-from distill_runner.methods.outputs import Classes, Score
-from distill_runner.methods.predictions import HardLabels, LogitMatching, SoftLabels
-from distill_runner.methods.routes import EpochsPerStep
+from distill_runner.methods.outputs import Classes
 from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
-from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.store import Store
-from helpers.small_runs import few_fast
 
-Compose = Callable[..., RunConfig]
 TOP = {"rule": "group_top", "supervise_last": True}
 COS = {
     "term": "hidden_states",
@@ -93,11 +83,6 @@ def test_the_lowest_layer_with_gradients() -> None:
     assert lowest(rule="pid", trains="supervised", trains_at_end="all") == [1, 2, 3, 0]
 
 
-def test_temperatures_divide_the_students_epochs() -> None:
-    term = LogitMatching(2, "divide", EpochsPerStep())
-    assert [term.temperature(at(epoch, 5)) for epoch in range(5)] == [2, 2, 1, 1, 1]
-
-
 def test_layers_together_take_the_epochs_of_all_layers() -> None:
     """Whoever compares schedules: the control would have another number of epochs for the layers than SID."""
     for num_layers, num_epochs in itertools.product(range(1, 7), range(2, 51)):
@@ -126,15 +111,6 @@ def test_layers_together_are_all_supervised_in_every_epoch() -> None:
 )
 def test_without_limits_layers_share_four_fifths(num_layers: int, num_epochs: int, limits: list[int]) -> None:
     assert LayerSchedule(rule="pid").step_limits(num_layers, num_epochs) == limits
-
-
-def test_layers_leave_an_epoch_for_the_predictions() -> None:
-    for fits in ({}, {"limits": 7, "thresholds": 0.1}, {"limits": 7, "classification": "always"}, {"limits": 6}):
-        LayerSchedule(rule="sid", **fits).check_epochs(3, 20)
-    with pytest.raises(UserError, match="3 layers take 21 of 20 epochs and leave none for the predictions"):
-        LayerSchedule(rule="sid", limits=7).check_epochs(3, 20)
-    with pytest.raises(UserError, match="needs two or more"):
-        LayerSchedule(rule="pid").check_epochs(3, 1)
 
 
 def test_only_what_is_supervised_is_read() -> None:
@@ -236,13 +212,6 @@ def test_a_schedule_is_part_of_what_determines_a_method() -> None:
     assert spec({"rule": "pid", "limits": 3}) == spec({"rule": "pid", "limits": [3]})
 
 
-def test_a_temperature_that_regression_does_not_read_determines_nothing() -> None:
-    soft = {"term": "soft_labels"}
-    cold, hot = ({"terms": {"kd": {**soft, "temperature": t}}, "weights": {"kd": 1}} for t in (1.0, 20.0))
-    assert parse_method(cold).spec(Score()) == parse_method(hot).spec(Score())
-    assert parse_method(cold).spec(Classes()) != parse_method(hot).spec(Classes())
-
-
 @pytest.mark.parametrize(
     ("schedule", "terms", "message"),
     [
@@ -266,129 +235,4 @@ def test_schedules_that_do_not_fit_are_refused(schedule: Any, terms: Any, messag
     assert str(caught.value).startswith(message.removeprefix("."))
 
 
-def test_a_method_without_a_schedule_is_none() -> None:
-    made = parse_method(node(None)).make()
-    assert type(made) is Method
-    assert {type(term) for term in (made.terms["soft"],)} == {SoftLabels}
-    plain: dict[str, LossTerm] = {"ce": HardLabels()}
-    assert not Method(plain, {"ce": 1.0}).state_dict()
-
-
 # Trainings, from the configuration to the artifact.
-
-
-class Trained:
-    """The student of a run, in a store of its own, by default on teachers of one epoch; what it logged at each step."""
-
-    def __init__(self, compose: Compose, store: Path, *overrides: str, stop_at: int | None = None) -> None:
-        short = ["teacher.optim.epochs=1", "optim.epochs=4", "runtime.log_every=1", f"store.dir={store}"]
-        run = compose(*overrides, *short)
-        self.points: list[Mapping[str, Any]] = []
-
-        def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
-            self.points.append(values)
-            if step == stop_at and "loss" in values:
-                signal.raise_signal(signal.SIGINT)
-
-        pipeline = Pipeline(
-            Store(Path(run.store.dir)),
-            run.runtime,
-            lambda name: report if name == "student" else lambda values, step, epoch: None,
-        )
-        self.folder = pipeline.build(resolve(run.stages, "student", "fp32"))
-
-    @property
-    def model(self) -> bytes:
-        return (self.folder / "model" / "model.safetensors").read_bytes()
-
-    @property
-    def layers(self) -> list[int]:
-        return [int(values["schedule/layer"]) for values in self.points if "schedule/layer" in values]
-
-
-SOFT_ALONE = ("method=internal", "method.weights.kl=0", "method.weights.cos=0")
-
-
-def test_limits_of_0_are_soft_labels_alone(compose: Compose, tmp_path: Path) -> None:
-    reference = Trained(compose, tmp_path, *SOFT_ALONE)
-    for rule, classification in (("pid", "at_end"), ("sid", "always")):
-        scheduled = Trained(
-            compose,
-            tmp_path,
-            "method=internal",
-            f"schedule={rule}",
-            "schedule.limits=0",
-            "schedule.trains=all",
-            "schedule.trains_at_end=all",
-            f"schedule.classification={classification}",
-        )
-        assert scheduled.folder != reference.folder
-        assert scheduled.model == reference.model
-        assert set(scheduled.layers) == {0}
-
-
-def test_with_one_layer_stacked_is_progressive(compose: Compose, tmp_path: Path) -> None:
-    one = ("method=internal", "student.num_layers=1")
-    pid, sid = (Trained(compose, tmp_path, *one, f"schedule={rule}", "schedule.trains=all") for rule in ("pid", "sid"))
-    assert pid.folder != sid.folder
-    assert pid.model == sid.model
-    assert pid.layers == [1] * 12 + [0] * 4  # of 4 epochs of 4 updates round(0.8 * 4) are the layer's
-
-
-@pytest.mark.parametrize("stop_at", few_fast([3, 8, 13], 1))
-def test_interrupted_within_a_layer_and_resumed(compose: Compose, tmp_path: Path, stop_at: int) -> None:
-    options = ("method=internal", "schedule=pid", "schedule.limits=[2,1]", "schedule.thresholds=0.05")
-    whole = Trained(compose, tmp_path / "whole", *options)
-    with pytest.raises(KeyboardInterrupt):
-        Trained(compose, tmp_path / "parts", *options, stop_at=stop_at)
-    resumed = Trained(compose, tmp_path / "parts", *options)
-    assert len(resumed.layers) == 16 - stop_at
-    assert resumed.layers == whole.layers[stop_at:]
-    assert resumed.model == whole.model
-    assert whole.layers == [1] * 8 + [2] * 4 + [0] * 4
-
-
-def test_progressive_over_the_mapping_of_alp(compose: Compose, tmp_path: Path) -> None:
-    trained = Trained(compose, tmp_path, "experiment=compositions/pid_alp", "student.num_layers=3", "schedule.limits=1")
-    assert trained.layers == [1] * 4 + [2] * 4 + [0] * 8  # the last layer has no peer
-    steps = [values for values in trained.points if "loss" in values]
-    assert {"loss/ce", "loss/kd"} <= steps[-1].keys()
-    assert "loss/intermediate" not in steps[-1]
-    first, second = ({name for name in steps[at] if "alpha" in name} for at in (0, 4))
-    assert first == {"intermediate/alpha_entropy_1"}
-    assert second == {"intermediate/alpha_entropy_2"}
-
-
-def test_a_share_of_the_examples(compose: Compose, tmp_path: Path) -> None:
-    from distill_runner.training.data import TaskData
-
-    chosen = {}
-    for share in (1.0, 0.5, 0.25):
-        run = compose("method=nkd", f"stages.student.share={share}", f"store.dir={tmp_path}")
-        stage = resolve(run.stages, "student", "fp32")
-        data = Pipeline(Store(tmp_path), run.runtime).inputs.data(stage)
-        assert isinstance(data, TaskData)
-        assert stage.spec["share"] == share
-        chosen[share] = set(data.indices.tolist())
-        assert len(data) == 64 * share
-        assert set(data.batch(torch.arange(len(data)).numpy(), 0).index.tolist()) == chosen[share]
-    assert chosen[0.25] < chosen[0.5] < chosen[1.0] == set(range(64))
-
-
-def test_what_goes_before_a_student_sees_its_share_of_the_examples(compose: Compose) -> None:
-    for name, stage in (("takd", "assistant"), ("prokd", "phase1")):
-        stages = compose(f"method={name}", "stages.student.share=0.5").stages
-        assert {key: config.share for key, config in stages.items()} == {"teacher": 1, stage: 0.5, "student": 0.5}
-
-
-def test_a_plan_measures_all_layers_at_once(compose: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from distill_runner.sweeping.plan import Estimator
-
-    costs = []
-    for schedule in ("all", "pid"):
-        run = compose("method=internal", f"schedule={schedule}", f"store.dir={tmp_path}")
-        estimator = Estimator(Pipeline(Store(tmp_path), run.runtime))
-        with caplog.at_level("INFO", "distill_runner.methods.schedules"):
-            costs.append(estimator.cost(resolve(run.stages, "student", "fp32")))
-    assert min(cost.seconds for cost in costs) > 0
-    assert "finished after" not in caplog.text

@@ -196,21 +196,17 @@ def test_other_test_labels_change_no_choice(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["paused", "two processes"])
 def test_a_run_in_parts_has_the_same_test_score(
-    how: str, place: Place, tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path
+    place: Place, tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path
 ) -> None:
     other = place_in(tmp_path / "other", tiny_task_folder, tiny_bert_folder)
-    if how == "paused":
-        paused = other.run("method=nkd", "seed=1", "runtime.pause_after=3")
-        assert "paused after epoch 3" in paused.err
-        assert not list(other.folder.glob("outputs/runs/*/test-predictions-*"))  # of a model that is not chosen yet
-    more = [] if how == "paused" else ["runtime.num_processes=2"]
-    result = json.loads((run_folder(other.run("method=nkd", "seed=1", *more), other) / "result.json").read_text())
+    paused = other.run("method=nkd", "seed=1", "runtime.pause_after=3")
+    assert "paused after epoch 3" in paused.err
+    assert not list(other.folder.glob("outputs/runs/*/test-predictions-*"))  # of a model that is not chosen yet
+    result = json.loads((run_folder(other.run("method=nkd", "seed=1"), other) / "result.json").read_text())
     expected = is_right(other.folder / result["model"]).mean()
     assert result["test"]["score"] == pytest.approx(expected)
-    if how == "paused":
-        assert result["test"] == of(place, "nkd")[0]["test"]
+    assert result["test"] == of(place, "nkd")[0]["test"]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import targets_spec, with_teacher_tokenizer
-from distill_runner.sweeping.plan import cost_of_run
 
 Compose = Callable[..., RunConfig]
 SHORT = ["method=rkd", "teacher.optim.epochs=1", "optim.epochs=1"]
@@ -117,15 +114,6 @@ def test_mistakes_are_told_before_training(
         prepare()
 
 
-def test_predictions_need_no_model_of_the_hub(
-    compose: Compose, tiny_examples: dict[str, Examples], tiny_bert_folder: Path, tmp_path: Path
-) -> None:
-    data = with_columns(tmp_path / "data", tiny_examples, {name: ["0.5"] * 64 for name in ("p0", "p1")})
-    where = ["teacher.source=nobody/nothing", f"student.init.source={tiny_bert_folder}", f"task.dataset={data}"]
-    stage, _ = student(compose(*SHORT, "teacher=labels", "task.probabilities=[p0,p1]", *where))
-    assert hub_commits(stage) == {}
-
-
 @pytest.fixture(scope="module")
 def other_vocabulary(tiny_examples: dict[str, Examples], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of 3 layers whose words are not those of the tiny one."""
@@ -189,31 +177,6 @@ def test_an_ensemble_is_the_mean_of_its_teachers(
     np.testing.assert_allclose(np.exp(said), 0.75 * of_members[0] + 0.25 * of_members[1], atol=1e-6)
     metrics = json.loads((pipeline.build(stage.teacher) / "metrics.json").read_text())
     assert 0 <= metrics["metrics"]["accuracy"] <= 1
-
-
-def test_an_ensemble_is_scored_as_its_students_are(compose: Compose, tiny_bert_folder: Path) -> None:
-    parts = ("task.validation.validation='validation[:5]'", "+task.validation.other='validation[5:]'")
-    given = ("teacher=ensemble", f"teacher.sources=[{tiny_bert_folder},{tiny_bert_folder}]", "task.select_on=mean")
-    stage, pipeline = student(compose(*SHORT, *parts, *given))
-    assert stage.teacher is not None
-    found = json.loads((pipeline.build(stage.teacher) / "metrics.json").read_text())["metrics"]
-    assert found["accuracy"] == pytest.approx((found["validation/accuracy"] + found["other/accuracy"]) / 2)
-    assert found["validation/accuracy"] != found["other/accuracy"]
-
-
-@pytest.mark.parametrize("kind", ["ensemble", "labels"])
-def test_a_plan_costs_given_predictions_at_nothing(
-    compose: Compose, tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path: Path, kind: str
-) -> None:
-    if kind == "ensemble":
-        given, alike = [f"teacher.sources=[{tiny_bert_folder},{tiny_bert_folder}]"], "teacher1 .*, teacher 0 s, student"
-    else:
-        columns = {name: ["0.5"] * len(tiny_examples["train"].texts[0]) for name in ("p0", "p1")}
-        data = with_columns(tmp_path / "data", tiny_examples, columns)
-        given, alike = [f"task.dataset={data}", "task.probabilities=[p0,p1]"], "teacher 0 s, student"
-    run = compose(*SHORT, f"teacher={kind}", *given)
-    stage, _ = student(run)
-    assert re.search(alike, cost_of_run(stage, run.store.dir, run.runtime))
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,12 @@ def test_threads_of_a_run(
     expected: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``OMP_NUM_THREADS`` and ``runtime.threads`` are kept; processes share what is left of the quota."""
+    """``OMP_NUM_THREADS`` and ``runtime.threads`` are kept; processes of a machine share what is left of the quota."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     monkeypatch.setattr("torch.get_num_threads", lambda: torch_threads)
     monkeypatch.setattr(running, "available_cpus", lambda: cpus)
-    assert running.num_threads(threads, processes) == expected
+    assert running.num_threads(threads) == expected
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,6 @@ def test_pid_optimises_one_layer_at_a_time(compose: Compose) -> None:
     assert moved(compose, "schedule=pid", "++schedule.limits=1") == [{"layer.0"}, {"layer.1"}, HEAD]
 
 
-def test_pid_may_let_gradients_through(compose: Compose) -> None:
-    epochs = moved(compose, "schedule=pid", "++schedule.limits=1", "++schedule.trains=all")
-    assert epochs == [{"embeddings", "layer.0"}, {"embeddings", "layer.0", "layer.1"}, HEAD]
-
-
 def test_sgd_takes_layers_that_learn_later(compose: Compose) -> None:
     sgd = ("stages.student.optim.name=sgd", "++schedule.limits=1", "++schedule.trains_at_end=all")
     assert moved(compose, "schedule=pid", *sgd)[2] == EVERY
@@ -76,20 +71,10 @@ def test_the_end_is_the_head_alone_in_every_experiment_with_a_schedule(compose: 
         assert schedule.trains_at_end == "head", name
 
 
-def test_sid_may_stop_at_the_embeddings(compose: Compose) -> None:
-    epochs = moved(compose, "schedule=sid", "++schedule.limits=1", "++schedule.trains=supervised")
-    assert epochs == [{"layer.0"}, {"layer.0", "layer.1"}, HEAD]
-
-
 def test_all_layers_together_and_then_the_head(compose: Compose) -> None:
     """The control of the schedules: a test of the layers' order needs the same epochs and the same end."""
     epochs = moved(compose, "schedule=together", "++schedule.limits=2")
     assert epochs == [{"embeddings", "layer.0", "layer.1"}, {"embeddings", "layer.0", "layer.1"}, HEAD]
-
-
-def test_predictions_always_train_the_head_too(compose: Compose) -> None:
-    epochs = moved(compose, "schedule=pid", "++schedule.limits=1", "++schedule.classification=always")
-    assert epochs == [{"layer.0", "layer.1", *HEAD}, {"layer.1", *HEAD}, HEAD]
 
 
 def test_a_family_that_runs_padded_is_refused() -> None:

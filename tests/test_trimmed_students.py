@@ -133,16 +133,6 @@ def test_scores_and_account_are_those_of_the_trimmed_student(compose: Compose, h
     assert metrics["num_params"] == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_texts_that_are_cut_keep_their_tokens(compose: Compose, half_folder: Path) -> None:
-    """The last word of a text that is cut loses tokens, without which its first ones would be others."""
-    stage, pipeline = prepared(compose, "method=nkd", f"task.dataset={half_folder}", "task.max_length=8", TRIM)
-    assert isinstance(stage.tokenizer, TrimmedTokenizer)
-    ((uncut, name),) = stage.tokenizer.texts
-    splits: list[Any] = [pipeline.inputs.split(one, name) for one in (stage.with_full_vocabulary, uncut)]
-    assert {*splits[0].token_ids} < {*splits[1].token_ids}
-    pipeline.prepare(stage)
-
-
 def test_what_cannot_be_trimmed(compose: Compose) -> None:
     with pytest.raises(UserError, match="trained on the corpus") as error:
         prepared(

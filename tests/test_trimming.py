@@ -37,13 +37,6 @@ def test_texts_keep_their_tokens(trimmed: tuple[Any, Any, np.ndarray]) -> None:
     assert full.convert_ids_to_tokens(remaining.tolist()) == small.convert_ids_to_tokens(range(len(small)))
 
 
-def test_special_tokens_stay(trimmed: tuple[Any, Any, np.ndarray]) -> None:
-    full, small, remaining = trimmed
-    assert small.special_tokens_map == full.special_tokens_map
-    assert [remaining[number] for number in small.all_special_ids] == full.all_special_ids
-    assert remaining[small("a", "b")["input_ids"][0]] == full("a", "b")["input_ids"][0]
-
-
 def test_other_texts_still_have_tokens(trimmed: tuple[Any, Any, np.ndarray]) -> None:
     full, small, _ = trimmed
     others = tiny_tokenizers.texts()[NUM_TEXTS:]
@@ -68,16 +61,6 @@ def test_any_texts_keep_their_tokens(numbers: set[int], kind: str, tmp_path_fact
     remaining = trim_tokenizer(full, np.unique(np.concatenate(old)), folder)
     new = AutoTokenizer.from_pretrained(folder)(texts)["input_ids"]
     assert [remaining[ids].tolist() for ids in new] == old
-
-
-def test_merges_by_hand() -> None:
-    """abc is built as a+b, ab+c; bc is another way that is not taken, and d is used alone."""
-    from distill_runner.models.trimming import _needed
-
-    merges = [["a", "b"], ["ab", "c"], ["b", "c"], ["a", "bc"], ["c", "d"]]
-    model = {"type": "BPE", "merges": merges, "byte_fallback": True, "unk_token": None, "vocab": {}}
-    tokens = _needed(model, {"abc", "d"})
-    assert tokens - set(map("<0x{:02X}>".format, range(256))) == {"a", "b", "c", "ab", "d"}
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

@@ -76,11 +76,9 @@ def test_weights_that_are_no_numbers_are_refused(base: Path, tmp_path: Path, val
 
 
 CASES = {
-    "module.": (lambda name: f"module.{name}", "begin with module., as DataParallel"),
-    "model.": (lambda name: f"model.{name}", "begin with model., as Lightning"),
-    "bare model.": (lambda name: f"model.{name.removeprefix('bert.')}", "begin with model., as Lightning"),
-    "compiled": (lambda name: f"_orig_mod.{name}", "as torch.compile writes them"),
-    "other architecture": (lambda name: name.replace("encoder", "transformer").replace("embed", "wte"), "architecture"),
+    "module.": (lambda name: f"module.{name}", "a wrapper of the model writes them, such as module.bert"),
+    "model.": (lambda name: f"model.{name.removeprefix('bert.')}", "a wrapper of the model writes them"),
+    "other architecture": (lambda name: name.replace("encoder", "transformer"), "other names than a bert, such as"),
     "quantized": (lambda name: name.replace(".weight", ".qweight"), "quantized"),
     "adapter": (lambda name: name.replace("query.weight", "query.base_layer.weight"), "adapter"),
 }

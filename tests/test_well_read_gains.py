@@ -34,13 +34,6 @@ def test_shares_of_a_gain_by_hand() -> None:
     }
 
 
-def test_differences_are_means_over_sizes_and_seeds() -> None:
-    """PF 66 and 72, KD 60 and 62 (mean of two seeds): (6 + 10) / 2. A size that one method lacks does not count."""
-    results = [run("pf", TINY, 66), run("pf", MINI, 72), run("pf", BASE, 80)]
-    results += [run("kd", TINY, 60), run("kd", MINI, 61), run("kd", MINI, 63, seed=2)]
-    assert of_text(results) == {"Section 6.2 mnli: pf minus kd, transfer nli_star": "8.0"}
-
-
 def test_transfer_sets_and_corpora_are_told_apart() -> None:
     """KD on a ninth of the reviews, or on other reviews, would be taken for KD on all of them."""
     books = {"task": "book_reviews"}

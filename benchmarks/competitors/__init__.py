@@ -52,7 +52,6 @@ COMPETITORS = {
     "torchdistill": Competitor("torchdistill, padded to the maximum", "torchdistill"),
     "torchdistill_tuned": Competitor("torchdistill, padded by batch", "torchdistill", {"tuned": True}),
     "distill_run": Competitor("distill-run, fp32", "distill_run"),
-    "distill_run_onednn": Competitor("distill-run, fp32 by oneDNN", "distill_run", {"products": "oneDNN"}),
     "distill_run_bf16": Competitor("distill-run, bf16", "distill_run", {"precision": "bf16"}),
     "distill_run_compiled": Competitor(
         "distill-run, bf16, compiled", "distill_run", {"precision": "bf16", "compiled": True}

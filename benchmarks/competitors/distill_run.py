@@ -1,7 +1,6 @@
 """distill-run's training without evaluation and checkpoints. ``compiled`` compiles the forward pass."""
 
 import tempfile
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from distill_runner.training import train as train_module
 from distill_runner.training.config import Optim, Precision, Runtime
 from distill_runner.training.data import TaskData
 from distill_runner.training.devices import Device
-from distill_runner.training.products import Library
 from distill_runner.training.teachers import TeacherTargets
 from distill_runner.training.train import Training
 
@@ -26,11 +24,10 @@ def make(
     dtype: torch.dtype = torch.float32,
     precision: Precision = "fp32",
     compiled: bool = False,
-    products: Library = "MKL",
 ) -> Train:
     if compiled:
         setattr(train_module, "extract", torch.compile(extract, dynamic=True))  # noqa: B010
-    device, tokens = replace(Device.from_name(setting.device, precision), products=products), setting.tokens()
+    device, tokens = Device.from_name(setting.device, precision), setting.tokens()
     data = TaskData(setting.task, tokens, {}, device)
     targets: TeacherTargets = setting.targets(device)
     if dtype != torch.float32:  # the cache holds float32 only

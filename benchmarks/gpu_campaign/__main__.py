@@ -61,7 +61,7 @@ PARTS = (
     Part("waits", 60, ("benchmarks.gpu_campaign.waits",), dry=("--updates", "4", "--width", "64")),
     Part("speed", 120, ("benchmarks.gpu", "--task", "rte", "--layers", "4", "--steps", "30"), dry=None),
 )
-"""Parts in order. On two GPUs or more, ``distill-run`` with ``runtime.num_processes`` is worth a look as well."""
+"""Parts in order. On two GPUs or more, ``torchrun -m distill_runner`` is worth a look as well."""
 
 
 def run(part: Part, seconds: float, dry: bool) -> tuple[int | str, str]:

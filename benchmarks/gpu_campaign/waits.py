@@ -1,13 +1,15 @@
 """Whether the host waits for the GPU, and whether copies race with the updates: part ``waits`` of the campaign.
 
-A BERT of 4 layers without dropout is trained with updates that a thread prepares, and once more with updates that are
-prepared in turn. The losses must be equal to the bit: a copy that is read too early would change them.
+A BERT of 4 layers without dropout is trained with batches that are copied to the GPU before all updates, and once more
+with batches that are copied in turn. The losses must be equal to the bit: a copy that is read too early would change
+them.
 """
 
 import argparse
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +44,23 @@ def batches(count: int) -> list[Batch]:
     return sample
 
 
-def train(device: Device, host: list[Batch], width: int, threaded: bool) -> tuple[torch.Tensor, float, float]:
+def train(device: Device, host: list[Batch], width: int, ahead: bool) -> tuple[torch.Tensor, float, float]:
     """Train, and return the losses, and milliseconds of an update: of the host alone, and until the GPU is done."""
     sizes: dict[str, Any] = {"hidden_size": width, "num_attention_heads": width // 16, "intermediate_size": 4 * width}
     config = BertConfig(num_hidden_layers=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
     torch.manual_seed(0)
     model = device.place(BertForSequenceClassification(config)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    items, losses, start = (device.move(batch) for batch in host), [], 0.0
-    for number, batch in enumerate(device.prefetch(items) if threaded else items):
+    losses, start = list[torch.Tensor](), 0.0
+    items: Iterable[Batch] = (device.move(batch) for batch in host)
+    if ahead:
+        items = [*items]
+        torch.cuda.synchronize()
+    for number, batch in enumerate(items):
         if number == WARMUP:
             torch.cuda.synchronize()
             start = time.perf_counter()
-        with device.forward(model):
+        with device.autocast():
             features = extract(model, batch, NEEDS)
         assert features.logits is not None
         loss = features.logits.float().square().mean()
@@ -88,7 +94,7 @@ def main() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
-            train(device, host, options.width, True)
+            train(device, host, options.width, False)
             torch.cuda.set_sync_debug_mode("default")
         print(f"waits in {options.updates} updates: {len(caught)}")
         for line in sorted({f"  {warning.filename}:{warning.lineno}: {warning.message}"[:150] for warning in caught}):

@@ -13,8 +13,7 @@ from distill_runner import __version__
 from distill_runner.commands.parser import run_subcommand, subcommand_of
 from distill_runner.common.errors import TrainingError, UserError, message_and_exit_code
 from distill_runner.common.files import resource_error
-from distill_runner.common.launch import Launch
-from distill_runner.common.process import end_process, environment_variable, output_error, protect_output
+from distill_runner.common.process import environment_variable, num_launched, output_error, protect_output
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -43,25 +42,19 @@ def main() -> None:
 
 
 def _start_launched(arguments: Sequence[str]) -> int:
-    """Start a subcommand or a run. Of several processes that a launcher has started, one does; the others help it."""
-    if (launch := Launch.from_environment()) is None:
+    """Start a subcommand or a run. Of several processes of ``torchrun``, the first one does; the others follow it."""
+    if num_launched() == 1:
+        if (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1:
+            problem = f"has started {tasks} tasks, each of which would be a run of its own"
+            raise UserError("srun", None, problem, "Start one task on each machine, and torchrun in it.")
         return _start(arguments)
-    from distill_runner.training.launched import connect
+    from distill_runner.training.processes import join_launched
 
-    peers = connect(launch)
-    if launch.rank:
-        end_process(peers.follow())  # at once: torch may wait for groups whose other processes are gone
-    code = 1
-    try:
-        code = _start(arguments)
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        raise
-    except (UserError, KeyboardInterrupt) as error:
-        code = message_and_exit_code(error)[1]
-        raise
-    finally:
-        peers.finish(code)
+    group = join_launched()
+    if not group.is_main:
+        return group.follow()
+    code = _start(arguments)
+    group.start(None)
     return code
 
 

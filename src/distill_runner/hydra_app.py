@@ -17,8 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.commands.parser import summaries
 from distill_runner.common.errors import TrainingPaused, UserError
-from distill_runner.common.launch import Launch
-from distill_runner.common.process import protect_output, sigterm_as_interrupt
+from distill_runner.common.process import num_launched, protect_output, sigterm_as_interrupt
 from distill_runner.compose import resolvers
 from distill_runner.compose.command_line import compose_and_call, help_text, hydra_arguments
 
@@ -87,9 +86,9 @@ def _remove_unused_folder(folder: Path) -> None:
 
 def _run_point(config: DictConfig) -> Mapping[str, Any]:
     """Run a point of a sweep in a separate process."""
-    if (launch := Launch.from_environment()) is not None:
-        problem = f"a sweep trains many models, but the launcher has started {launch.size} processes for one"
-        raise UserError("--multirun", None, problem, "Start the sweep without torchrun and srun: hydra/launcher=...")
+    if (count := num_launched()) > 1:
+        problem = f"a sweep trains many models, but torchrun has started {count} processes for one"
+        raise UserError("--multirun", None, problem, "Start the sweep without torchrun: hydra/launcher=...")
     from distill_runner.sweeping.isolation import run_isolated
 
     return run_isolated(run, config, preload="distill_runner.running")

@@ -18,8 +18,8 @@ import yaml
 from distill_runner.commands.track import SENT, record_sent, run_settings, send, send_result, tracker_config, was_sent
 from distill_runner.common.account import AccountLine, account_entries, account_line
 from distill_runner.common.errors import TrainingPaused, UserError
-from distill_runner.common.launch import Launch
 from distill_runner.common.library_switches import computation_mode, limit_threads, quiet_transformers
+from distill_runner.common.process import num_launched
 from distill_runner.common.terminal import Stages, Undefined
 from distill_runner.compose.run_config import RunConfig, assumptions_of_files, paper_comparison
 from distill_runner.datasets.batches import Batch
@@ -44,10 +44,8 @@ from distill_runner.report.result import (
 from distill_runner.report.scores import TEACHER, scores_of_teacher
 from distill_runner.tasks.splits import OPTIONAL
 from distill_runner.tracking import Tracker, TrackerConfig, open_tracker
-from distill_runner.training.config import Runtime
 from distill_runner.training.devices import available_cpus, memory_errors
 from distill_runner.training.history import Log
-from distill_runner.training.launched import launched_peers
 from distill_runner.training.train import PREDICTIONS
 
 log = logging.getLogger(__name__)
@@ -76,8 +74,6 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     if run.plan:
         for row in paper_comparison(settings):
             log.info("%s", row)
-    if (peers := launched_peers()) is not None:
-        run = run.model_copy(update={"runtime": _launched_runtime(run.runtime, peers.launch)})
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     store = Store(run.store.dir)
     with store.protected():
@@ -85,25 +81,12 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         return _Run(run, stage, Pipeline(store, run.runtime), folder, settings).run()
 
 
-def _launched_runtime(runtime: Runtime, launch: Launch) -> Runtime:
-    """Return the options of a run whose processes a launcher has started: their number, and the threads of each.
-
-    Raises:
-        UserError: ``runtime.num_processes`` asks for another number.
-    """
-    if runtime.num_processes not in (1, launch.size):
-        problem = f"the launcher has started {launch.size} processes"
-        raise UserError("runtime.num_processes", runtime.num_processes, problem, "Leave it out.")
-    threads = num_threads(runtime.threads, launch.local_size)
-    return runtime.model_copy(update={"num_processes": launch.size, "threads": threads})
-
-
-def num_threads(threads: int | None, num_processes: int) -> int:
+def num_threads(threads: int | None) -> int:
     """Return the number of torch's threads in each process: ``runtime.threads``, or its part of the CPUs.
 
     torch's own default ignores the quota of a container, in which more threads wait for each other.
     """
-    return threads or max(1, min(torch.get_num_threads(), available_cpus()) // num_processes)
+    return threads or max(1, min(torch.get_num_threads(), available_cpus()) // num_launched("LOCAL_WORLD_SIZE"))
 
 
 @dataclass(frozen=True)
@@ -134,7 +117,7 @@ class _Run:
         for warning in position_warnings(stage):
             log.warning("%s", warning)
         if self.config.plan:
-            self._limit_threads()
+            limit_threads(num_threads(self.config.runtime.threads))
             log_account(self._account())
             self._log_assumptions_and_cost()
             stages = [{"name": part.name, "key": part.key, "hit": part.hit} for part in artifacts]
@@ -143,7 +126,7 @@ class _Run:
             result = self._report(is_new=False)
             self._send_finished(result)
             return result
-        self._limit_threads()
+        limit_threads(num_threads(self.config.runtime.threads))
         pipeline.prepare(stage)
         log_account(self._account())
         if stage.name == STUDENT:
@@ -154,10 +137,6 @@ class _Run:
             pipeline.fill_targets(stage)
             return {"status": "planned", **self.description}
         return self._build()
-
-    def _limit_threads(self) -> None:
-        """Set the number of torch's threads; a run that is done does without, which spares it an import."""
-        limit_threads(num_threads(self.config.runtime.threads, self.config.runtime.num_processes))
 
     def _account(self, is_new: bool = True) -> list[AccountLine]:
         """Return the account of what the run reads; the data of a finished run may be gone."""

@@ -111,22 +111,10 @@ def test_a_gpus_losses_are_a_cpus(compose: Compose, tmp_path: Path, monkeypatch:
 
 
 def test_a_device_without_a_number(compose: Compose, tmp_path: Path) -> None:
-    """``runtime.device=cuda`` is documented, and the thread that makes updates needs a number."""
+    """``runtime.device=cuda`` is documented, and some functions of torch need a number."""
     small = (f"store.dir={tmp_path}", *made_small(("method=nkd",)))
     assert losses_of(compose("method=nkd", *small), "cuda", "fp32")
     assert Device.from_name("cuda", "fp32").torch == torch.device("cuda:0")
-
-
-def test_updates_made_ahead_are_the_same(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropout included, and over several epochs of which the last is cut short."""
-    overrides, found = ("method=alp",), []
-    for name in ("ahead", "in_turn"):
-        values = ("optim.epochs=3", "optim.max_steps=10", "runtime.log_every=1", f"store.dir={tmp_path}/{name}")
-        points = losses_of(compose(*overrides, *made_small(overrides), *values), "cuda:0", "fp32")
-        found.append([{name: value for name, value in point.items() if "per_second" not in name} for point in points])
-        monkeypatch.setattr(Device, "prefetch", lambda self, items: items)
-    assert found[0] == found[1]
-    assert len(found[0]) == 10
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -149,7 +137,7 @@ def test_launches_of_an_update_of_alp(
     with capsys.disabled():
         print(f"\nALP, 4 layers, {precision}: {launches} launches and copies an update, {waits.total()} waits")
     assert not waits
-    assert launches <= {"fp32": 340, "bf16": 360}[precision]
+    assert launches <= {"fp32": 340, "bf16": 480}[precision]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +151,5 @@ def test_old_gpus_have_no_units_for_bf16(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
     Device.from_name("cuda:0", precision)
     assert ("its fast precision is fp16" in caplog.text) == warned

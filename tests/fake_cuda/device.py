@@ -1,7 +1,6 @@
 """Tensors of the fake device, and the operations on them."""
 
 import pkgutil
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -287,17 +286,6 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
     return saved
 
 
-def _in_modes(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    """A mode is of the thread that has entered it."""
-
-    def ran(thread: threading.Thread) -> None:
-        """In the modes that intercept operations, which torch keeps by thread."""
-        with _Factories(), _Functions():
-            run(thread)
-
-    return ran
-
-
 def _no_grad(mode: bool = True) -> Any:
     """As `torch.no_grad`: there are no views of tensors of the fake device in inference mode."""
     return torch.no_grad()
@@ -309,7 +297,6 @@ REPLACED: Mapping[str, Any] = {
     "torch.Tensor.pin_memory": _pin,
     "torch.load": _loading(torch.load),
     "transformers.PreTrainedModel.save_pretrained": _saving(PreTrainedModel.save_pretrained),
-    "threading.Thread.run": _in_modes(threading.Thread.run),
 }
 """What takes the place of a function, by the function's name."""
 INTERCEPTED: Mapping[str, Any] = {

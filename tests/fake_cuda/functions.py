@@ -1,8 +1,6 @@
 """The functions of ``torch.cuda`` that the fake device replaces, with the arguments and errors of the real ones.
 
-PYTHONPATH=tests python -m fake_cuda.functions     prints all functions that the fake device replaces
-
-``tests/test_fake_cuda.py`` compares them with torch's own functions.
+They refuse what torch's own refuse, such as a device without a number.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -89,11 +87,6 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
     return properties.major, properties.minor
 
 
-def get_arch_list() -> list[str]:
-    """No architectures, so that none is missing."""
-    return []
-
-
 def get_rng_state(device: Any = "cuda") -> Tensor:
     """The state of one GPU's generator, 16 bytes on the CPU; a GPU that is not there is an error."""
     return _STATES.setdefault(_generator(device), torch.zeros(STATE_BYTES, dtype=torch.uint8)).clone()
@@ -143,21 +136,9 @@ def amp_definitely_not_available() -> bool:
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     f"torch.cuda.{function.__name__}": function
     for function in (
-        *(is_available, is_bf16_supported, device_count, current_device, set_device, synchronize, get_arch_list),
+        *(is_available, is_bf16_supported, device_count, current_device, set_device, synchronize),
         *(get_device_properties, get_device_name, get_device_capability),
         *(get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all, manual_seed, manual_seed_all, _lazy_init),
     )
 } | {"torch.cuda.amp.common.amp_definitely_not_available": amp_definitely_not_available}
 """By the name of the function that is replaced."""
-
-
-def table(functions: Mapping[str, Any]) -> str:
-    """Return a Markdown table of functions and their contracts, the first lines of their docstrings."""
-    rows = [f"| `{name}` | {(function.__doc__ or '').splitlines()[0]} |" for name, function in functions.items()]
-    return "\n".join(["| replaced | contract of the fake |", "| --- | --- |", *rows])
-
-
-if __name__ == "__main__":
-    from fake_cuda.device import INTERCEPTED, REPLACED
-
-    print(table({**REPLACED, **INTERCEPTED}))

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -93,5 +92,8 @@ def peft() -> Iterator[None]:
         for name, tensor in adapted.tensors.items()
         if name.removeprefix("base_model.model.").partition(".lora_")[0] not in adapted.unknown
     }
-    with patch.dict(sys.modules, {"peft": module}):
+    sys.modules["peft"] = module
+    try:
         yield
+    finally:
+        del sys.modules["peft"]

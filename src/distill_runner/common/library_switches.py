@@ -10,7 +10,7 @@ import ctypes
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -74,19 +74,6 @@ def _keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)
-
-
-@contextmanager
-def linear_by(function: Callable[..., Any]) -> Iterator[None]:
-    """Let linear layers call ``function`` within the context instead of ``torch.nn.functional.linear``."""
-    from torch.nn import functional
-
-    previous = functional.linear
-    functional.linear = function
-    try:
-        yield
-    finally:
-        functional.linear = previous
 
 
 def limit_threads(threads: int) -> None:

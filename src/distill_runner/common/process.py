@@ -189,10 +189,13 @@ def end_with_parent(grace: float | None = None) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def end_process(code: int) -> None:
-    """End this process at once, from any thread; nothing waits for a library that is stuck in a call."""
-    sys.stderr.flush()
-    os._exit(code)
+def num_launched(variable: str = "WORLD_SIZE") -> int:
+    """Return how many processes ``torchrun`` has started together with this one, on all machines; 1 without it.
+
+    Args:
+        variable: ``LOCAL_WORLD_SIZE`` counts those on this machine.
+    """
+    return int(os.environ.get(variable, "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
 @contextmanager
@@ -235,7 +238,7 @@ def deferred_interrupts() -> Iterator[list[int]]:
     received: list[int] = []
 
     def receive(number: int, _frame: Any) -> None:
-        if received:
+        if received and num_launched() == 1:  # torchrun repeats a signal that the terminal has sent to all processes
             raise KeyboardInterrupt
         received.append(number)
 

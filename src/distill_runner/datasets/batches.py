@@ -72,7 +72,14 @@ class AnyBatch:
 
     index: Tensor
     output_rows: Tensor | None
+    labels: Tensor | None
     example_weights: Tensor | None = None
+
+    @property
+    def gold(self) -> Tensor:
+        """The labels, of a batch that has some."""
+        assert self.labels is not None
+        return self.labels
 
     @property
     def size(self) -> int:
@@ -139,6 +146,13 @@ class Batch(AnyBatch):
     def sequence_lengths(self) -> Tensor:
         """Number of tokens of each sequence, (B,)."""
         return torch.diff(self.starts, append=self.starts.new_full((1,), self.num_tokens))
+
+    def means(self, states_TH: Tensor) -> Tensor:
+        """Return the mean of the states of each sequence's tokens, (B, H)."""
+        lengths_B, sequences = self.sequence_lengths, torch.arange(self.size, device=states_TH.device)
+        sequence_T = sequences.repeat_interleave(lengths_B, output_size=self.num_tokens)
+        sums_BH = states_TH.new_zeros(self.size, states_TH.shape[1]).index_add(0, sequence_T, states_TH)
+        return sums_BH / lengths_B[:, None]
 
     @property
     def token_weights(self) -> Tensor | None:

@@ -12,8 +12,7 @@ the relations of MiniLMv2 (Eqs. 6 to 8).
 Shapes: T tokens of B packed sequences, n sequences of one length group padded to L, H features, A heads of D features.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from itertools import chain, product
 from typing import Annotated, Any, Literal, get_args
 
@@ -208,8 +207,7 @@ def relation_kl(
         block_size: number of elements of a block's relations; None takes the default of the device.
     """
     assert all(side.shape[1] % heads == 0 for side in (*teacher, *student)), "heads divide the widths"
-    result: Tensor = _RelationKL.apply(*student, *teacher, heads, groups, weight_T, block_size)
-    return result
+    return _RelationKL.apply(*student, *teacher, heads, groups, weight_T, block_size)
 
 
 def row_weights(batch: Batch, rows: Rows) -> Tensor:
@@ -244,14 +242,20 @@ class _RelationKL(Function):
         gradients = [torch.empty_like(side) if differentiable else None for side in (x_TH, y_TH)]
         total = x_TH.new_zeros(())
         for group in groups:
-            sides = [*_split_sides(x_TH, y_TH, group, heads), *_split_sides(teacher_x_TH, teacher_y_TH, group, heads)]
+            sides = [_split(side, group, heads) for side in (x_TH, y_TH, teacher_x_TH, teacher_y_TH)]
             weight_nL = weight_T[group.tokens][group.gather].to(x_TH) * group.is_token / heads
             padded_gradients = [torch.empty_like(side) for side in sides[:2]] if differentiable else []
-            for part in _blocks(group, heads, block_size or BLOCK_SIZE[x_TH.device.type]):
+            length, pairs = group.is_token.shape[1], len(sides[0])
+            size = max(1, (block_size or BLOCK_SIZE[x_TH.device.type]) // length**2)
+            for start in range(0, pairs, size):
+                part = slice(start, min(start + size, pairs))
                 sequence = torch.arange(part.start, part.stop, device=x_TH.device) // heads
-                x, y, teacher_x, teacher_y = (side[part] for side in sides)
-                block = _Block(x, y, teacher_x, teacher_y, group.is_token[sequence], weight_nL[sequence])
-                total += block.kl([side[part] for side in padded_gradients])
+                total += _divergence(
+                    [side[part] for side in sides],
+                    group.is_token[sequence],
+                    weight_nL[sequence],
+                    [side[part] for side in padded_gradients],
+                )
             for gradient, side in zip(gradients, padded_gradients, strict=False):
                 assert gradient is not None
                 gradient[group.tokens] = _merge(side, group, heads)
@@ -264,39 +268,30 @@ class _RelationKL(Function):
         return (*(gradients[0] * saved if needed else None for saved, needed in student_sides), *[None] * 6)
 
 
-@dataclass
-class _Block:
-    """Block of p pairs of sequence and head: projections (p, L, D), real keys (p, L) and query weights (p, L)."""
+def _divergence(sides: Sequence[Tensor], real_pL: Tensor, weight_pL: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+    """Return the weighted sum of the divergences of p pairs of sequence and head.
 
-    x: Tensor
-    y: Tensor
-    teacher_x: Tensor
-    teacher_y: Tensor
-    real: Tensor
-    weight: Tensor
-
-    def kl(self, gradients: list[Tensor]) -> Tensor:
-        """Return the weighted sum of the divergences; write d(sum)/dx and d(sum)/dy into ``gradients`` unless empty."""
-        log_teacher = self._log_relation(self.teacher_x, self.teacher_y)
-        log_student = self._log_relation(self.x, self.y)
-        teacher = log_teacher.exp()
-        total = (log_teacher.sub_(log_student).mul_(teacher).sum(-1) * self.weight).sum()
-        if gradients:
-            # The gradient with respect to the student's scores is the difference of the two distributions.
-            by_score = log_student.exp_().sub_(teacher).mul_((self.weight / self.x.shape[-1] ** 0.5)[..., None])
-            torch.bmm(by_score, self.y, out=gradients[0])
-            torch.bmm(by_score.transpose(1, 2), self.x, out=gradients[1])
-        return total
-
-    def _log_relation(self, x: Tensor, y: Tensor) -> Tensor:
-        scores = torch.bmm(x * x.shape[-1] ** -0.5, y.transpose(1, 2)).masked_fill_(~self.real[:, None], MASKED)
-        return scores.log_softmax(-1)
+    Args:
+        sides: x and y of the student, x and y of the teacher, each (p, L, D).
+        real_pL: which keys are no padding.
+        weight_pL: weights of the queries.
+        gradients: receives the gradients of the sum with respect to the student's x and y, unless it is empty.
+    """
+    x, y, teacher_x, teacher_y = sides
+    log_teacher, log_student = _log_relation(teacher_x, teacher_y, real_pL), _log_relation(x, y, real_pL)
+    teacher = log_teacher.exp()
+    total = (log_teacher.sub_(log_student).mul_(teacher).sum(-1) * weight_pL).sum()
+    if gradients:
+        # The gradient with respect to the student's scores is the difference of the two distributions.
+        by_score = log_student.exp_().sub_(teacher).mul_((weight_pL / x.shape[-1] ** 0.5)[..., None])
+        torch.bmm(by_score, y, out=gradients[0])
+        torch.bmm(by_score.transpose(1, 2), x, out=gradients[1])
+    return total
 
 
-def _split_sides(x_TH: Tensor, y_TH: Tensor, group: LengthGroup, heads: int) -> Sides:
-    """Return ``_split`` of both sides of a model, once if they are one projection, as in the relation QQ."""
-    x = _split(x_TH, group, heads)
-    return x, x if y_TH is x_TH else _split(y_TH, group, heads)
+def _log_relation(x: Tensor, y: Tensor, real_pL: Tensor) -> Tensor:
+    scores = torch.bmm(x * x.shape[-1] ** -0.5, y.transpose(1, 2)).masked_fill_(~real_pL[:, None], MASKED)
+    return scores.log_softmax(-1)
 
 
 def _split(side_TH: Tensor, group: LengthGroup, heads: int) -> Tensor:
@@ -307,10 +302,3 @@ def _split(side_TH: Tensor, group: LengthGroup, heads: int) -> Tensor:
 def _merge(parts: Tensor, group: LengthGroup, heads: int) -> Tensor:
     """Undo ``_split``: merge the heads and pack the tokens of the group again."""
     return parts.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2).flatten(0, 1)[group.padded_positions]
-
-
-def _blocks(group: LengthGroup, heads: int, block_size: int) -> Iterator[slice]:
-    pairs, length = group.is_token.shape[0] * heads, group.is_token.shape[1]
-    size = max(1, block_size // length**2)
-    for start in range(0, pairs, size):
-        yield slice(start, min(start + size, pairs))

@@ -97,10 +97,7 @@ class DecoupledSoftLabels(LossTerm):
         self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
-        assert teacher.logits is not None
-        assert batch.labels is not None
-        parts = decoupled_divergences(student.logits, teacher.logits, batch.labels, self.temperature)
+        parts = decoupled_divergences(student.logits_OC, teacher.logits_OC, batch.gold, self.temperature)
         target, others = (weighted_mean(part, batch) for part in parts)
         self.diagnostics = {"target": target.detach(), "others": others.detach()}
         return (self.alpha * target + self.beta * others) * (self.temperature**2 if self.scale_by_t2 else 1)
@@ -140,9 +137,7 @@ class CorrelatedSoftLabels(LossTerm):
         self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
-        assert teacher.logits is not None
-        one, other = ((logits / self.temperature).softmax(-1) for logits in (student.logits, teacher.logits))
+        one, other = ((logits / self.temperature).softmax(-1) for logits in (student.logits_OC, teacher.logits_OC))
         over_classes = correlation_over_classes(one, other, batch)
         over_examples = correlation_over_outputs(one, other, batch)
         self.diagnostics = {"over_classes": over_classes.detach(), "over_examples": over_examples.detach()}

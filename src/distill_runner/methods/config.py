@@ -70,8 +70,7 @@ def find_term(term: str) -> type[LossTerm]:
     if path is None:
         remedy = suggestion(term, TERMS) + " Your own: <module>.<class>, such as my_terms.MyTerm."
         raise UserError(".term", term, "there is no such term", remedy.strip())
-    term_class: type[LossTerm] = plugins.load_class(".term", path, LossTerm)
-    return term_class
+    return plugins.load_class(".term", path, LossTerm)
 
 
 class TermConfig(Schema):
@@ -96,10 +95,6 @@ class TermConfig(Schema):
                 key of the term.
         """
         arguments = dict(_require_mapping(node, ".", EXAMPLE))
-        if "_target_" in arguments:
-            path = str(arguments["_target_"])
-            ids = [key for key, term_class in TERMS.items() if path.endswith(f".{term_class.__name__}")]
-            raise UserError("._target_", path, "terms are named by their ids now", f"Take term={[*ids, path][0]}.")
         term = arguments.pop("term", None)
         if not isinstance(term, str):
             raise UserError(".term", term, "needs the id of a term", f"Known: {', '.join(sorted(TERMS))}.")

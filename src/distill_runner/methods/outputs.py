@@ -110,12 +110,11 @@ class Classes(Outputs):
         self.weights = weights
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
-        assert batch.labels is not None
         if self.weights is None and batch.example_weights is None:
-            return cross_entropy(logits_OC, batch.labels)
-        loss_O = functional.cross_entropy(logits_OC, batch.labels, reduction="none")
+            return cross_entropy(logits_OC, batch.gold)
+        loss_O = functional.cross_entropy(logits_OC, batch.gold, reduction="none")
         if self.weights is not None:
-            loss_O = loss_O * logits_OC.new_tensor(self.weights)[batch.labels]
+            loss_O = loss_O * logits_OC.new_tensor(self.weights)[batch.gold]
         return weighted_mean(loss_O, batch)
 
     def soft_label_loss(
@@ -171,8 +170,7 @@ class LabelSets(Outputs):
     """
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
-        assert batch.labels is not None
-        return label_set_loss(logits_OC, batch.labels.to(logits_OC), batch)
+        return label_set_loss(logits_OC, batch.gold.to(logits_OC), batch)
 
     def soft_label_loss(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
@@ -196,8 +194,7 @@ class Score(Outputs):
     has_temperature = False
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
-        assert batch.labels is not None
-        return squared_error(logits_OC, batch.labels, batch)
+        return squared_error(logits_OC, batch.gold, batch)
 
     def soft_label_loss(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool

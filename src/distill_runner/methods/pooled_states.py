@@ -21,16 +21,6 @@ from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 
-def sequence_means(states_TH: Tensor, batch: Batch) -> Tensor:
-    """Return the mean of the states of each sequence's tokens, (B, H)."""
-    lengths_B = batch.sequence_lengths
-    sequence_T = torch.arange(batch.size, device=states_TH.device).repeat_interleave(
-        lengths_B, output_size=batch.num_tokens
-    )
-    sums_BH = states_TH.new_zeros(batch.size, states_TH.shape[1]).index_add(0, sequence_T, states_TH)
-    return sums_BH / lengths_B[:, None]
-
-
 class PooledStateLoss(LayeredTerm):
     """Squared distance of the normalized mean states of layers, after trained linear maps of both sides to one width.
 
@@ -74,7 +64,7 @@ class PooledStateLoss(LayeredTerm):
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         sides = [
-            torch.stack([maps[str(j)](sequence_means(states, batch)) for j, states in layers.items()])
+            torch.stack([maps[str(j)](batch.means(states)) for j, states in layers.items()])
             for maps, layers in (
                 (self.student_maps, {j: student.states[j] for j in self.current_layers}),
                 (self.teacher_maps, {j: teacher.states[k] for j, (k,) in self.current_layers.items()}),

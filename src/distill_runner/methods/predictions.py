@@ -42,8 +42,7 @@ class HardLabels(LossTerm):
         self.student_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
-        return self.outputs.label_loss(student.logits, batch)
+        return self.outputs.label_loss(student.logits_OC, batch)
 
 
 class NextSentence(LossTerm):
@@ -115,9 +114,7 @@ class SoftLabels(LossTerm):
         self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
-        assert teacher.logits is not None
-        logits, targets = student.logits, teacher.logits
+        logits, targets = student.logits_OC, teacher.logits_OC
         if self.standardize:
             logits, targets = standardized(logits), standardized(targets)
         options = (batch, self.temperature, self.scale_by_t2)
@@ -213,9 +210,7 @@ class LogitMatching(LossTerm):
         return temperatures[min(progress.epoch, len(temperatures) - 1)]
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
-        assert teacher.logits is not None
         temperature = self.temperature(progress)
-        self.diagnostics = {"temperature": torch.full((), float(temperature), device=student.logits.device)}
-        target_BC = teacher.logits * SOFTENINGS[self.soften](temperature, self.tau_max)
-        return self.outputs.logit_loss(student.logits, target_BC, batch, self.over_classes)
+        self.diagnostics = {"temperature": torch.full((), float(temperature), device=student.logits_OC.device)}
+        target_BC = teacher.logits_OC * SOFTENINGS[self.soften](temperature, self.tau_max)
+        return self.outputs.logit_loss(student.logits_OC, target_BC, batch, self.over_classes)

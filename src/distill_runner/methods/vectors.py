@@ -145,9 +145,7 @@ class VectorLoss(LossTerm):
         self.components.copy_(principal_components((part for part in logits if part is not None), width))
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
-        assert teacher.logits is not None
-        own, target = student.logits, teacher.logits
+        own, target = student.logits_OC, teacher.logits_OC
         if self.widths == "pca":
             target = target @ self.components.T.to(target.dtype)
         elif self.widths == "project":
@@ -187,10 +185,8 @@ class SimilarityLoss(LossTerm):
         require_prefixes(self.prefixes, student.num_labels)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
-        assert teacher.logits is not None
-        sizes = self.prefixes or [student.logits.shape[1]]
-        parts = [similarity_kl(student.logits[:, :size], teacher.logits, self.temperature) for size in sizes]
+        sizes = self.prefixes or [student.logits_OC.shape[1]]
+        parts = [similarity_kl(student.logits_OC[:, :size], teacher.logits_OC, self.temperature) for size in sizes]
         return torch.stack(parts).mean()
 
 
@@ -220,11 +216,10 @@ class MarginLoss(LossTerm):
         self.student_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        assert student.logits is not None
         if batch.rows is None or batch.labels is None or batch.rows.shape[1] not in (2, 3):
             problem = "needs training rows of two or three texts with a score"
             raise UserError("task.label", None, problem, "Name them: task.train_columns=[query,positive,negative].")
-        vectors = functional.normalize(student.logits, dim=-1) if self.similarity == "cosine" else student.logits
+        vectors = functional.normalize(student.logits_OC, dim=-1) if self.similarity == "cosine" else student.logits_OC
         texts = vectors[batch.rows]
         similarities = (texts[:, :1] * texts[:, 1:]).sum(-1) * self.scale
         return margin_error(similarities, batch.labels.to(similarities))

@@ -7,11 +7,10 @@ it into its base first, so that everything after it sees a plain folder of weigh
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 import transformers
@@ -32,6 +31,7 @@ CLASSES = {
 """Class of the model with an adapter, by ``task_type``; without one, names of tensors say whether it has a head."""
 HEAD = re.compile(r"(classifier|score|out_proj|qa_outputs)\.weight$")
 PREFIX = "base_model.model."
+BACKBONES = ("encoder.", "embeddings.", "layers.", "transformer.")
 """What PEFT puts in front of the names of a model."""
 REMEDY = "pip install peft, or merge it: AutoPeftModel....merge_and_unload().save_pretrained(<new folder>)."
 
@@ -57,12 +57,13 @@ def base_name(folder: Path, name: str, model_weights: Sequence[str]) -> str | No
     if _weights(folder) is None:
         problem = "holds no weights of its adapter"
         raise UserError(".model.source", name, problem, f"Save {' or '.join(ADAPTER_FILES[1:])} too.")
-    base = _settings(folder, name).get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        problem = f"{ADAPTER} names no base (base_model_name_or_path)"
-        raise UserError(".model.source", name, problem, "Write the base's folder or hub id into it.")
-    revision = _settings(folder, name).get("revision")
-    return f"{base}@{revision}" if revision and not Path(base).is_dir() else base
+    try:
+        settings = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+        base, revision = settings["base_model_name_or_path"], settings.get("revision")
+    except (ValueError, TypeError, KeyError) as error:
+        problem = f"{ADAPTER} is damaged or names no base (base_model_name_or_path): {root_cause(error)}"
+        raise UserError(".model.source", name, problem, "Write the base's folder or hub id into it.") from error
+    return f"{base}@{revision}" if revision and not Path(base).is_dir() else str(base)
 
 
 def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -87,7 +88,10 @@ def merged_folder(base: Path, folder: Path, name: str) -> Iterator[Path]:
     """
     import peft
 
-    shapes, auto = _adapter_shapes(folder), getattr(transformers, _class_name(folder, name))
+    shapes = _adapter_shapes(folder)
+    has_head = any(not key.removeprefix(PREFIX).startswith(BACKBONES) for key in shapes)
+    task_type = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("task_type")
+    auto = getattr(transformers, CLASSES.get(task_type, "AutoModelForMaskedLM" if has_head else "AutoModel"))
     outputs = next((shape[0] for key, shape in shapes.items() if HEAD.search(key) and "lora_" not in key), None)
     options = {} if outputs is None else {"num_labels": outputs, "ignore_mismatched_sizes": True}
     try:
@@ -96,7 +100,8 @@ def merged_folder(base: Path, folder: Path, name: str) -> Iterator[Path]:
                 str(base), local_files_only=True, dtype=torch.float32, output_loading_info=True, **options
             )
             adapted = peft.PeftModel.from_pretrained(network, str(folder))
-            unused = _unused(peft.get_peft_model_state_dict(adapted), shapes)
+            read = peft.get_peft_model_state_dict(adapted)
+            unused = sorted(key for key, shape in shapes.items() if key not in read or tuple(read[key].shape) != shape)
             merged = None if unused else adapted.merge_and_unload()
     except MemoryError:
         raise
@@ -113,40 +118,19 @@ def merged_folder(base: Path, folder: Path, name: str) -> Iterator[Path]:
         yield target
 
 
-def _unused(read: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return the tensors of an adapter's file that ``peft`` has not read."""
-    return sorted(name for name, shape in shapes.items() if name not in read or tuple(read[name].shape) != shape)
-
-
-def _settings(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        settings = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(".model.source", name, f"{ADAPTER} is damaged: {root_cause(error)}", REMEDY) from error
-    return settings if isinstance(settings, dict) else {}
-
-
-def _class_name(folder: Path, name: str) -> str:
-    task_type = _settings(folder, name).get("task_type")
-    if task_type in CLASSES:
-        return CLASSES[task_type]
-    has_head = any(
-        not key.removeprefix(PREFIX).startswith(("encoder.", "embeddings.", "layers.", "transformer."))
-        for key in _adapter_shapes(folder)
-    )
-    return "AutoModelForMaskedLM" if has_head else "AutoModel"
-
-
 def _weights(folder: Path) -> Path | None:
     return next((folder / file for file in ADAPTER_FILES[1:] if (folder / file).is_file()), None)
 
 
 def _adapter_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     file = _weights(folder)
-    if file is None:
-        return {}
-    if file.suffix == ".bin":
-        tensors = torch.load(file, map_location="meta", weights_only=True)
-        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    with safe_open(file, "pt") as handle:
-        return {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
+    return {} if file is None else tensor_shapes(file)
+
+
+def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in a file of safetensors or torch, by name, without reading the tensors."""
+    if file.suffix == ".safetensors":
+        with safe_open(file, "pt") as handle:
+            return {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
+    tensors = torch.load(file, map_location="meta", weights_only=True)
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

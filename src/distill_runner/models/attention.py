@@ -48,7 +48,7 @@ class PackedAttention:
             site: number of this dropout's place in the model.
             window: maximum distance between a token and the tokens it attends to; None for all tokens.
         """
-        if self.ragged is not None and self.ragged.supports(qkv.shape[1] // (3 * self.num_heads)):
+        if self.ragged is not None and qkv.shape[1] // (3 * self.num_heads) in _HEAD_SIZES:
             return self.ragged.attend(qkv, self.num_heads, p, window)
         contexts = []
         sides, masks = self._pad(qkv, 3, self.num_heads), self._masks(window, qkv.dtype)
@@ -59,30 +59,7 @@ class PackedAttention:
                 contexts.append(self.noise.drop_attention(probabilities, group, p, site) @ values)
             else:
                 contexts.append(scaled_dot_product_attention(queries, keys, values, mask[:, None], dropout_p=p))
-        context_TH: Tensor = _Unpad.apply(self._layouts(1, self.num_heads), len(qkv), *contexts)
-        return context_TH
-
-    def attend_first_projected(
-        self, kv: Tensor, q_BH: Tensor, p: float, site: int, window: int | None = None
-    ) -> Tensor:
-        """Return the contexts (B, H) of the first tokens, given their queries ``q_BH``.
-
-        Args:
-            kv: keys and values of all tokens, concatenated: (T, 2 * H).
-        """
-        size, contexts = q_BH.shape[1] // self.num_heads, []
-        group_queries = q_BH.unflatten(1, (-1, size)).split([len(group.is_token) for group in self.groups])
-        sides, masks = self._pad(kv, 2, self.num_heads), self._masks(window, kv.dtype)
-        for group, queries, (keys, values), mask in zip(self.groups, group_queries, sides, masks, strict=True):
-            scores = _scores(queries.flatten(0, 1)[:, None], keys.flatten(0, 1), mask[:, :1], size)
-            probabilities = self._dropout(scores.softmax(-1).unflatten(0, queries.shape[:2]), group, p, site)
-            contexts.append((probabilities @ values).flatten(1))
-        return torch.cat(contexts)
-
-    def _dropout(self, probabilities: Tensor, group: LengthGroup, p: float, site: int) -> Tensor:
-        if self.noise is None:
-            return dropout(probabilities, p)
-        return self.noise.drop_attention(probabilities, group, p, site)
+        return _Unpad.apply(self._layouts(1, self.num_heads), len(qkv), *contexts)
 
     def attend_first(
         self,
@@ -113,7 +90,11 @@ class PackedAttention:
         for group, queries, padded_states, mask in zip(self.groups, group_queries, sides, masks, strict=True):
             states = padded_states.view(*group.gather.shape, -1)
             scores = _scores(queries, states, mask, size)
-            probabilities = self._dropout(scores.softmax(-1)[:, :, None], group, p, site)
+            probabilities = scores.softmax(-1)[:, :, None]
+            if self.noise is None:
+                probabilities = dropout(probabilities, p)
+            else:
+                probabilities = self.noise.drop_attention(probabilities, group, p, site)
             means.append(probabilities.squeeze(2) @ states)
             sums.append(probabilities.sum(-1))
         context_NBd = torch.cat(means).transpose(0, 1) @ value_NdH.transpose(1, 2)
@@ -122,8 +103,7 @@ class PackedAttention:
 
     def _pad(self, states: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
         """Return the states (T, parts * H) as (parts, n, heads, L, d) for each group."""
-        padded_parts: tuple[Tensor, ...] = _Pad.apply(states, self._layouts(parts, num_heads))
-        return padded_parts
+        return _Pad.apply(states, self._layouts(parts, num_heads))
 
     def _layouts(self, parts: int, num_heads: int) -> list["_Layout"]:
         if torch.compiler.is_compiling():  # the graph computes indices where it copies, without memory for them
@@ -142,23 +122,17 @@ class PackedAttention:
 
 
 def _added_mask(group: LengthGroup, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Return ``_key_mask`` as 0 for the keys that a query attends to, and minus infinity for the others."""
-    key_mask = _key_mask(group, window)
-    return torch.zeros_like(key_mask, dtype=dtype).masked_fill_(~key_mask, -torch.inf)
+    """Return 0 for the keys that each query attends to, and minus infinity for the others.
 
-
-def _key_mask(group: LengthGroup, window: int | None) -> Tensor:
-    """Return which keys each query attends to, (n, L, L), or (n, 1, L) if all queries attend to the same keys.
-
-    A padded query, whose output is not used, attends to all real keys, because a row without any key gives NaN.
+    The shape is (n, L, L), or (n, 1, L) if all queries attend to the same keys. A padded query, whose output is not
+    used, attends to all real keys, because a row without any key gives NaN.
     """
-    length = group.is_token.shape[1]
-    real = group.is_token[:, None]
-    if window is None or length <= window + 1:
-        return real
-    positions = torch.arange(length, device=real.device)
-    in_window = (positions[:, None] - positions).abs() <= window
-    return real & (in_window | ~group.is_token[:, :, None])
+    key_mask, length = group.is_token[:, None], group.is_token.shape[1]
+    if window is not None and length > window + 1:
+        positions = torch.arange(length, device=key_mask.device)
+        in_window = (positions[:, None] - positions).abs() <= window
+        key_mask = key_mask & (in_window | ~group.is_token[:, :, None])
+    return torch.zeros_like(key_mask, dtype=dtype).masked_fill_(~key_mask, -torch.inf)
 
 
 def _scores(queries: Tensor, keys: Tensor, mask: Tensor, size: int) -> Tensor:
@@ -281,10 +255,6 @@ class RaggedAttention:
             return None
         bounds = pad(batch.starts.int(), (0, 1), value=batch.num_tokens)
         return cls(bounds, max(group.is_token.shape[1] for group in batch.groups))
-
-    def supports(self, size: int) -> bool:
-        """Return whether there are kernels for heads of ``size`` features."""
-        return size in _HEAD_SIZES
 
     def attend(self, qkv: Tensor, num_heads: int, p: float, window: int | None) -> Tensor:
         """Return the contexts (T, H), as ``PackedAttention.attend`` does."""

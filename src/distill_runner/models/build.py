@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModel, PreTrainedConfig
+from transformers import AutoModel
 
 from distill_runner.common.errors import UserError, root_cause
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
@@ -58,23 +58,30 @@ def build(
     if head.vectors is None:
         return network
     name, folder = (source.name, source.download()) if source else ("", None)
-    encoder: Any = sentence_encoder(network, vector_modules(model, head.vectors, folder, name), head.vectors)
-    return encoder
+    return sentence_encoder(network, vector_modules(model, head.vectors, folder, name), head.vectors)
 
 
 def _zero_shot(source: ModelSource, model: ModelConfig, hypotheses: Hypotheses) -> Any:
     """Return a model of natural language inference as a classifier; ``random`` copies no weights."""
     auto = transformers.AutoModelForSequenceClassification
     if model.layers == "random":
-        network = auto.from_config(read_config(model, source), dtype=torch.float32)
-    else:
-        network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True)
-        require_all(network, info, source, model)
-        if info["missing_keys"] and not model.allow_missing:
-            problem = f"{source.name} has no head (no {min(info['missing_keys'])})"
-            raise UserError("teacher.zero_shot", None, problem, INFERENCE_REMEDY)
-    _check_padding(network, source)
-    return ZeroShotClassifier(network, hypotheses)
+        return ZeroShotClassifier(auto.from_config(read_config(model, source), dtype=torch.float32), hypotheses)
+    error = UserError("teacher.zero_shot", None, f"{source.name} has no head", INFERENCE_REMEDY)
+    return ZeroShotClassifier(_load_with_head(source, model, auto, error), hypotheses)
+
+
+def _load_with_head(source: ModelSource, model: ModelConfig, auto: Any, no_head: UserError) -> PreTrainedModel:
+    """Load a fine-tuned model; raise ``no_head`` if its head is not in the files."""
+    network: PreTrainedModel
+    network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True)
+    require_all(network, info, source, model)
+    if info["missing_keys"] and not model.allow_missing:
+        raise no_head
+    if is_other_classifier(network.config):
+        from distill_runner.models.padded import check_padding  # imports PreTrainedModel, which takes seconds
+
+        check_padding(network, source.name)
+    return network
 
 
 def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: ModelSource | None = None) -> int:
@@ -94,21 +101,25 @@ def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: Mod
 
 def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: ModelSource | None) -> PreTrainedModel:
     """Build a model as ``build`` does, without modules that make vectors."""
+    network: PreTrainedModel
     auto: Any = getattr(transformers, head.auto)
     if model.head == "keep" and source is not None:
         if head.task:
             return _resized(_with_kept_head(source, model, head, auto), vocab_size)
         return _resized(_load(source, auto, model), vocab_size)
     config = read_config(model, source)
-    if source is not None and reads_images(config):
-        return _image_network(source, model, head, auto, config)
     if vocab_size is not None:
         config.vocab_size = vocab_size
     head.describe(config)
-    network: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
+    if (
+        source is not None and model.layers != "random" and reads_images(config)
+    ):  # with all of its layers and a new head
+        network = _load(source, auto, model, config=config, ignore_mismatched_sizes=True)
+        output_layer(network).reset_parameters()  # with as many classes, the weights would be those of another task
+        return network
+    network = auto.from_config(config, dtype=torch.float32)
     if source is not None and model.layers != "random":
-        backbone = _load(source, AutoModel, model)
-        _copy_layers(_resized(backbone, vocab_size), network, model.layers)
+        _copy_layers(_resized(_load(source, AutoModel, model), vocab_size), network, model.layers)
     return network
 
 
@@ -131,8 +142,7 @@ def load_model(folder: Path, head: Head) -> PreTrainedModel:
     """Return the model that a stage saved in ``folder``, with its head."""
     model = ModelConfig(source=str(folder), head="keep")
     if (hypotheses := load_hypotheses(folder)) is not None:
-        classifier: PreTrainedModel = _zero_shot(resolve_source(str(folder)), model, hypotheses)
-        return classifier
+        return _zero_shot(resolve_source(str(folder)), model, hypotheses)
     return build(model, head)
 
 
@@ -158,20 +168,6 @@ def require_cuttable(model: ModelConfig, source: ModelSource | None = None) -> N
         problem = f"a model of type {cut_config.model_type} cannot be cut to some of its layers ({reason})"
         remedy = "Leave it out, or take a model of another family."
         raise UserError(".model.num_layers", model.num_layers, problem, remedy) from error
-
-
-def _image_network(
-    source: ModelSource, model: ModelConfig, head: Head, auto: Any, config: PreTrainedConfig
-) -> PreTrainedModel:
-    """Build an image network with all of its layers and a new head; ``random`` copies no weights."""
-    head.describe(config)
-    network: PreTrainedModel
-    if model.layers == "random":
-        network = auto.from_config(config, dtype=torch.float32)
-        return network
-    network = _load(source, auto, model, config=config, ignore_mismatched_sizes=True)
-    output_layer(network).reset_parameters()  # with as many classes, the weights would be those of another task
-    return network
 
 
 def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -> None:
@@ -215,28 +211,12 @@ def _layers_prefix(backbone: PreTrainedModel) -> str | None:
 
 def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: Any) -> PreTrainedModel:
     """Load a fine-tuned model; put the outputs of its head in the task's order by their names, or by their labels."""
-    network: PreTrainedModel
-    network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True)
-    require_all(network, info, source, model)
-    if info["missing_keys"] and not model.allow_missing:
-        raise UserError(
-            "teacher.fine_tuned",
-            True,
-            f"{source.name} has no head for the task {head.task} (no {min(info['missing_keys'])})",
-            "Set teacher.fine_tuned=false to fine-tune it first.",
-        )
+    problem, remedy = f"{source.name} has no head for the task {head.task}", "Fine-tune it: teacher.fine_tuned=false."
+    network = _load_with_head(source, model, auto, UserError("teacher.fine_tuned", True, problem, remedy))
     if (order := head.output_order(model.output_names(source.label_names, source.name))) is not None:
         _reorder(output_layer(network), order)
-    _check_padding(network, source)
     head.describe(network.config)
     return network
-
-
-def _check_padding(network: PreTrainedModel, source: ModelSource) -> None:
-    if is_other_classifier(network.config):
-        from distill_runner.models.padded import check_padding  # imports PreTrainedModel, which takes seconds
-
-        check_padding(network, source.name)
 
 
 @torch.no_grad()

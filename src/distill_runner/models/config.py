@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from unicodedata import normalize
@@ -202,11 +202,20 @@ class Head:
         """
         if self.names is None or self.keeps_order:
             return None
-        names = None if self.problem_type == "regression" else self.names
-        is_binary = self.problem_type == "single_label_classification" and len(self.names) == 2
-        if names is not None and is_binary and label_names and len(label_names) == 1:
-            return _order_of_one_logit(next(iter(label_names.values())), names, self.task)
-        return _matching_outputs(label_names, names, self.task)
+        names = () if self.problem_type == "regression" else self.names
+        head = [label_names[number] for number in sorted(label_names)] if label_names else []
+        is_single = self.problem_type == "single_label_classification" and (len(names), len(head)) == (2, 1)
+        if head and len(head) != max(1, len(names)) and not is_single:
+            problem = f"its head has {len(head)} outputs {format_list(head)}, the task {self.task} needs "
+            problem += f"{len(names)} {format_list([*names])}" if names else "1 (a score)"
+            raise UserError("teacher", None, problem, f"Choose a teacher fine-tuned on {self.task}.")
+        outputs = {normalized_label(name): number for number, name in enumerate(head)}
+        order = [outputs.get(normalized_label(name), -1) for name in names] or [0]
+        if order.count(-1) == is_single:
+            return order
+        problem = f"the outputs of its head {format_list(head)} are not named like the classes of {self.task}"
+        example = shlex.quote(f"teacher.labels={format_list([*names[is_single:]])}")
+        raise UserError("teacher", None, problem, f"Name them in the head's own order, such as {example}")
 
     def output_texts(self, label_names: Mapping[int, str]) -> list[str]:
         """Return for each class the output of a kept head that it is, as a text; empty if the order stays unchanged.
@@ -224,47 +233,6 @@ class Head:
 LANGUAGE_MODEL = Head("AutoModelForMaskedLM")
 PRE_TRAINING = Head("AutoModelForPreTraining")
 """BERT's two heads: masked language modeling and next sentence prediction."""
-
-
-def _matching_outputs(label_names: Mapping[int, str] | None, names: Sequence[str] | None, task: str) -> list[int]:
-    """Return the permutation ``p`` with ``logits_of_task = logits_of_head[:, p]``.
-
-    Args:
-        label_names: ``id2label`` of the kept head; None if the configuration has none.
-        names: names of the task's classes; None for a single score.
-    Returns:
-        For each class of the task, the index of the head's output with the same name; ``[0]`` for a score.
-    Raises:
-        UserError: the head has other classes, or classes without names (``LABEL_0``).
-    """
-    head = [label_names[i] for i in sorted(label_names)] if label_names else []
-    needed = 1 if names is None else len(names)
-    if head and len(head) != needed:
-        problem = f"its head has {len(head)} outputs {format_list(head)}, the task {task} needs {needed}"
-        problem += " (a score)" if names is None else f" {format_list(list(names))}"
-        raise UserError("teacher", None, problem, f"Choose a teacher fine-tuned on {task}.")
-    if names is None:
-        return [0]
-    outputs = {normalized_label(name): i for i, name in enumerate(head)}
-    if names and outputs.keys() == {normalized_label(name) for name in names}:
-        return [outputs[normalized_label(name)] for name in names]
-    problem = f"the outputs of its head {format_list(head)} are not named like the classes of {task}"
-    remedy = f"Name them in the head's own order, such as {shlex.quote(f'teacher.labels={format_list(list(names))}')}"
-    raise UserError("teacher", None, problem, remedy)
-
-
-def _order_of_one_logit(name: str, names: Sequence[str], task: str) -> list[int]:
-    """Return ``Head.output_order`` for a head with a single logit, the one of the class ``name``.
-
-    Raises:
-        UserError: ``name`` is neither of the two classes.
-    """
-    order = [0 if normalized_label(other) == normalized_label(name) else -1 for other in names]
-    if 0 not in order:
-        problem = f"its head has one output {format_list([name])}, named like none of the classes of {task}, "
-        remedy = f"Name the class that its sigmoid is the probability of: 'teacher.labels={format_list([names[1]])}'"
-        raise UserError("teacher", None, problem + format_list(list(names)), remedy)
-    return order
 
 
 def normalized_label(name: str) -> str:

@@ -6,7 +6,6 @@ run as they are.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -17,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from distill_runner.common.errors import first_line
 from distill_runner.common.library_switches import raise_recompile_limit
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.dropout import DropoutMasks
@@ -30,8 +28,6 @@ from distill_runner.models.zero_shot import ZeroShotClassifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-log = logging.getLogger(__name__)
 
 SITES = 4
 """Dropout sites per layer: layer k (from 1) has the sites from k * ``SITES`` on. The embeddings have site 0, and the
@@ -46,8 +42,8 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
     if isinstance(batch, ImageBatch):
         return Features(logits=model(pixel_values=batch.pixel_values).logits)
     if isinstance(model, ZeroShotClassifier):
-        logits = [extract(model.network, pairs, needs).logits for pairs in model.pairs(batch)]
-        return Features(logits=model.class_logits(torch.stack([values for values in logits if values is not None], 1)))
+        logits_BCN = torch.stack([extract(model.network, pairs, needs).logits_OC for pairs in model.pairs(batch)], 1)
+        return Features(logits=model.class_logits(logits_BCN))
     if model.config.model_type in PACKED:
         return _extract_packed(model, batch, needs)
     from distill_runner.models.padded import extract_padded
@@ -145,8 +141,9 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
             projections = {name: _project(layer, [name], layer.attention_input(h_TH), layer_angles) for name in names}
         else:
             # The last layer computes first tokens only, unless its states are requested or the head reads others.
-            only_cls = number == num_layers and number not in needs.states and call.reads_first_only
-            starts = batch.starts if only_cls else None
+            # So far without rotary positions, which turn the keys of all tokens.
+            reads_all = number in needs.states or layer.rotary is not None or not call.reads_first_only
+            starts = batch.starts if number == num_layers and not reads_all else None
             one_layer = _compiled_layer() if layer.is_compiled else _layer
             run = partial(one_layer, layer, heads, number * SITES, starts, names, layer_angles)
             with torch.set_grad_enabled(has_gradients and number >= needs.first_trained):
@@ -170,20 +167,13 @@ def _run_head(call: _PackedCall, h_TH: Tensor, features: Features) -> None:
     cls_BH = call.example_states(h_TH)
     if call.needs.logits:
         if call.reads_mean:
-            input_RH = _means(h_TH[: call.num_tokens], batch)
+            input_RH = call.exact_batch.means(h_TH[: call.num_tokens])
         else:
             input_RH = cls_BH if batch.head_tokens is None else h_TH.index_select(0, batch.head_tokens)
         features.logits = call.family.logits(call.model, input_RH, _drop_at(call.noise, HEAD, batch.head_tokens))
     if call.needs.next_sentence:
         pooled_BH = call.model.base_model.pooler(cls_BH[:, None])
         features.next_sentence = call.model.cls.seq_relationship(pooled_BH)
-
-
-def _means(h_TH: Tensor, batch: Batch) -> Tensor:
-    """Return the mean (B, H) of each sequence."""
-    lengths = torch.diff(batch.starts, append=batch.starts.new_full((1,), len(h_TH)))
-    sequence_T = torch.arange(batch.size, device=h_TH.device).repeat_interleave(lengths, output_size=len(h_TH))
-    return h_TH.new_zeros(batch.size, h_TH.shape[1]).index_add(0, sequence_T, h_TH) / lengths[:, None]
 
 
 def _project(layer: Layer, names: Sequence[Projection], h_RH: Tensor, angles: Angles | None) -> Tensor:
@@ -230,14 +220,9 @@ def _layer(
         h_QH, context_QH = h_TH, heads.attend(qkv, p, site, layer.window)
     else:
         h_QH = h_TH.index_select(0, starts)
-        x_QH = h_QH if x_TH is h_TH else x_TH.index_select(0, starts)
-        q_BH = functional.linear(x_QH, *layer.weights(["query"]))  # no rotation, since a first token has position 0
+        q_BH = functional.linear(h_QH, *layer.weights(["query"]))
         projections = {name: _project(layer, [name], x_TH, angles) for name in names}
-        if angles is None:
-            context_QH = heads.attend_first(x_TH, q_BH, layer.weights(["key"]), layer.weights(["value"]), p, site)
-        else:
-            kv = _project(layer, ["key", "value"], x_TH, angles)
-            context_QH = heads.attend_first_projected(kv, q_BH, p, site, layer.window)
+        context_QH = heads.attend_first(x_TH, q_BH, layer.weights(["key"]), layer.weights(["value"]), p, site)
     return layer.finish(h_QH, context_QH, _drop_at(heads.noise, site)), projections
 
 
@@ -251,39 +236,17 @@ def _compiled_layer() -> Callable[..., Any]:
 def _drop_at(noise: DropoutMasks | None, site: int, rows_R: Tensor | None = None) -> Drop:
     def drop(dropout: Any, x_RH: Tensor, number: int) -> Tensor:
         if noise is None:
-            output: Tensor = dropout(x_RH)
-            return output
+            return dropout(x_RH)
         return noise.drop_features(x_RH, getattr(dropout, "p", 0.0), site + number, rows_R)
 
     return drop
 
 
-def compile_layers(module: Any, device: torch.device) -> None:
-    """Let ``extract`` run the layers of a model as compiled graphs on ``device``; other modules stay as they are.
+def compile_layers(model: Any) -> None:
+    """Let ``extract`` run the layers of a model of a packed family as compiled graphs; other modules stay as they are.
 
-    A GPU then runs fewer and larger kernels. Where this is impossible the model stays as it is, and a line says why.
+    A GPU then runs fewer and larger kernels.
     """
-    model_type = getattr(getattr(module, "config", None), "model_type", None)
-    if model_type is None:
-        return
-    if model_type not in PACKED:
-        _warn_not_compiled(f"models of type {model_type} do not run layer by layer")
-    elif _can_compile(device):
-        for layer in PACKED[model_type].layers(module.base_model):
-            layer.module.is_compiled = True
-
-
-@cache
-def _can_compile(device: torch.device) -> bool:
-    """Try a small graph, since torch needs a C++ compiler for CPUs and Triton for GPUs."""
-    try:
-        torch.compile(torch.sin)(torch.zeros(2, device=device))
-    except Exception as error:  # torch names no class for it, and what it needs is not ours to list
-        _warn_not_compiled(first_line(error))
-        return False
-    return True
-
-
-@cache
-def _warn_not_compiled(reason: str) -> None:
-    log.warning("runtime.compile=true: not compiled (%s)", reason)
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    for layer in PACKED[model_type].layers(model.base_model) if model_type in PACKED else ():
+        layer.module.is_compiled = True

@@ -1,4 +1,4 @@
-"""The packed path of each family: embeddings, layers, heads. ``PACKED`` lists the families.
+"""The packed path of BERT and its kin, DistilBERT and ModernBERT: embeddings, layers, heads.
 
 Shapes: a pack has T tokens of H features; R is any number of rows of tokens, and Q the number of rows after an
 attention. A head reads the B first tokens, the B means of the sequences, or selected tokens. An attention head has d
@@ -40,10 +40,8 @@ class Layer(ABC):
     def __init__(self, module: Any) -> None:
         self.module = module
 
-    @property
-    @abstractmethod
-    def attention_dropout(self) -> float:
-        """Dropout probability of attention probabilities in training."""
+    attention_dropout: float
+    """Dropout probability of attention probabilities in training."""
 
     @abstractmethod
     def weights(self, names: Sequence[Projection]) -> Weights:
@@ -77,9 +75,9 @@ def concatenated_weights(layers: Sequence[Any]) -> Weights:
 
 
 class BertLayer(Layer):
-    @property
-    def attention_dropout(self) -> float:
-        return float(self.module.attention.self.dropout.p)
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.attention_dropout = module.attention.self.dropout.p
 
     def weights(self, names: Sequence[Projection]) -> Weights:
         return concatenated_weights([getattr(self.module.attention.self, name) for name in names])
@@ -90,14 +88,13 @@ class BertLayer(Layer):
 
     @staticmethod
     def _add_and_norm(block: Any, x: Tensor, residual_QH: Tensor, drop: Drop, number: int) -> Tensor:
-        output: Tensor = block.LayerNorm(drop(block.dropout, block.dense(x), number) + residual_QH)
-        return output
+        return block.LayerNorm(drop(block.dropout, block.dense(x), number) + residual_QH)
 
 
 class DistilBertLayer(Layer):
-    @property
-    def attention_dropout(self) -> float:
-        return float(self.module.attention.dropout.p)
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.attention_dropout = module.attention.dropout.p
 
     def weights(self, names: Sequence[Projection]) -> Weights:
         return concatenated_weights([getattr(self.module.attention, f"{name[0]}_lin") for name in names])
@@ -106,8 +103,7 @@ class DistilBertLayer(Layer):
         layer, ffn = self.module, self.module.ffn
         h_QH = layer.sa_layer_norm(layer.attention.out_lin(context_QH) + h_QH)
         hidden = ffn.activation(ffn.lin1(h_QH))
-        output: Tensor = layer.output_layer_norm(drop(ffn.dropout, ffn.lin2(hidden), 2) + h_QH)
-        return output
+        return layer.output_layer_norm(drop(ffn.dropout, ffn.lin2(hidden), 2) + h_QH)
 
 
 class ModernBertLayer(Layer):
@@ -115,17 +111,12 @@ class ModernBertLayer(Layer):
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
-        self.rotary = module.attention_type
+        self.rotary, self.attention_dropout = module.attention_type, module.attn.attention_dropout
         if module.attention_type == "sliding_attention":
             self.window = module.config.sliding_window
 
-    @property
-    def attention_dropout(self) -> float:
-        return float(self.module.attn.attention_dropout)
-
     def attention_input(self, h_TH: Tensor) -> Tensor:
-        output: Tensor = self.module.attn_norm(h_TH)
-        return output
+        return self.module.attn_norm(h_TH)
 
     def weights(self, names: Sequence[Projection]) -> Weights:
         qkv = self.module.attn.Wqkv
@@ -140,28 +131,7 @@ class ModernBertLayer(Layer):
         layer, mlp = self.module, self.module.mlp
         h_QH = h_QH + drop(layer.attn.out_drop, layer.attn.Wo(context_QH), 1)
         hidden, gate = mlp.Wi(layer.mlp_norm(h_QH)).chunk(2, dim=-1)
-        output: Tensor = h_QH + mlp.Wo(drop(mlp.drop, mlp.act(hidden) * gate, 2))
-        return output
-
-
-class NomicBertLayer(Layer):
-    """Post-norm layer with rotary positions and SwiGLU."""
-
-    rotary = "full_attention"
-
-    @property
-    def attention_dropout(self) -> float:
-        return float(self.module.self_attn.attention_dropout)
-
-    def weights(self, names: Sequence[Projection]) -> Weights:
-        return concatenated_weights([getattr(self.module.self_attn, f"{name[0]}_proj") for name in names])
-
-    def finish(self, h_QH: Tensor, context_QH: Tensor, drop: Drop) -> Tensor:
-        layer = self.module
-        attention_QH = drop(layer.post_attention_dropout, layer.self_attn.o_proj(context_QH), 1)
-        h_QH = layer.post_attention_layernorm(h_QH + attention_QH)
-        output: Tensor = layer.post_mlp_layernorm(h_QH + drop(layer.post_mlp_dropout, layer.mlp(h_QH), 2))
-        return output
+        return h_QH + mlp.Wo(drop(mlp.drop, mlp.act(hidden) * gate, 2))
 
 
 class Family:
@@ -191,12 +161,8 @@ class Family:
         return int(config.pad_token_id) + 1 if self.offset_positions else 0
 
     def angles(self, backbone: Any, h_TH: Tensor, positions_T: Tensor, rotary: str) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines (T, d) of the rotary positions of this type.
-
-        Raises:
-            TypeError: the family embeds its positions; its layers never ask for angles.
-        """
-        raise TypeError(f"{type(self).__name__} has no rotary positions")
+        """Return cosines and sines (T, d) of the rotary positions of this type, for layers that have some."""
+        raise NotImplementedError
 
     def final_norm(self, backbone: Any, h_RH: Tensor) -> Tensor:
         """Return the output of the last layer after the final norm, if the family has one."""
@@ -213,13 +179,11 @@ class Family:
         if not hasattr(model, "qa_outputs"):
             return self.head(model, h_RH, drop)
         dropout = getattr(model, "dropout", None)  # only DistilBERT has dropout here
-        spans: Tensor = model.qa_outputs(h_RH if dropout is None else drop(dropout, h_RH, 0))
-        return spans
+        return model.qa_outputs(h_RH if dropout is None else drop(dropout, h_RH, 0))
 
     def token_labels(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         """Return the output of a head that classifies each token."""
-        logits: Tensor = model.classifier(drop(model.dropout, h_RH, 0))
-        return logits
+        return model.classifier(drop(model.dropout, h_RH, 0))
 
     def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         """Return the output of a head for classification or masked language modeling.
@@ -227,10 +191,8 @@ class Family:
         It is also called for a head for spans that is not named ``qa_outputs``.
         """
         if hasattr(model, "cls"):
-            logits: Tensor = model.cls.predictions(h_RH)
-        else:
-            logits = model.classifier(drop(model.dropout, model.base_model.pooler(h_RH[:, None]), 0))
-        return logits
+            return model.cls.predictions(h_RH)
+        return model.classifier(drop(model.dropout, model.base_model.pooler(h_RH[:, None]), 0))
 
 
 class Roberta(Family):
@@ -238,8 +200,7 @@ class Roberta(Family):
 
     def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         if hasattr(model, "lm_head"):
-            logits: Tensor = model.lm_head(h_RH)
-            return logits
+            return model.lm_head(h_RH)
         return _two_layer_head(model.classifier, h_RH, torch.tanh, drop)
 
 
@@ -251,15 +212,13 @@ class Electra(Family):
 
     def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         if hasattr(model, "generator_lm_head"):
-            logits: Tensor = model.generator_lm_head(model.generator_predictions(h_RH))
-            return logits
+            return model.generator_lm_head(model.generator_predictions(h_RH))
         return _two_layer_head(model.classifier, h_RH, model.classifier.activation, drop)
 
 
 def _two_layer_head(head: Any, h_RH: Tensor, activation: Callable[[Tensor], Tensor], drop: Drop) -> Tensor:
     hidden = activation(head.dense(drop(head.dropout, h_RH, 0)))
-    logits: Tensor = head.out_proj(drop(head.dropout, hidden, 1))
-    return logits
+    return head.out_proj(drop(head.dropout, hidden, 1))
 
 
 class DistilBert(Family):
@@ -275,11 +234,8 @@ class DistilBert(Family):
 
     def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         if hasattr(model, "vocab_projector"):
-            hidden = model.activation(model.vocab_transform(h_RH))
-            logits: Tensor = model.vocab_projector(model.vocab_layer_norm(hidden))
-        else:
-            logits = model.classifier(drop(model.dropout, model.pre_classifier(h_RH).relu(), 0))
-        return logits
+            return model.vocab_projector(model.vocab_layer_norm(model.activation(model.vocab_transform(h_RH))))
+        return model.classifier(drop(model.dropout, model.pre_classifier(h_RH).relu(), 0))
 
 
 class ModernBert(Family):
@@ -297,8 +253,7 @@ class ModernBert(Family):
         return cos[0], sin[0]
 
     def final_norm(self, backbone: Any, h_RH: Tensor) -> Tensor:
-        output: Tensor = backbone.final_norm(h_RH)
-        return output
+        return backbone.final_norm(h_RH)
 
     def token_labels(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         return self.head(model, h_RH, drop)
@@ -308,27 +263,7 @@ class ModernBert(Family):
 
     def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         hidden = model.head(h_RH)
-        if hasattr(model, "decoder"):
-            logits: Tensor = model.decoder(hidden)
-        else:
-            logits = model.classifier(drop(model.drop, hidden, 0))
-        return logits
-
-
-class NomicBert(Family):
-    layer = NomicBertLayer
-
-    def layers(self, backbone: Any) -> list[Layer]:
-        return [self.layer(module) for module in backbone.layers]
-
-    def embed(self, model: Any, batch: Batch, drop: Drop) -> Tensor:
-        embeddings = model.base_model.embeddings
-        h_TH = embeddings.word_embeddings(batch.input_ids) + embeddings.token_type_embeddings(batch.segments)
-        return drop(embeddings.dropout, embeddings.LayerNorm(h_TH), 0)
-
-    def angles(self, backbone: Any, h_TH: Tensor, positions_T: Tensor, rotary: str) -> tuple[Tensor, Tensor]:
-        cos, sin = backbone.rotary_emb(h_TH, positions_T[None])
-        return cos[0], sin[0]
+        return model.decoder(hidden) if hasattr(model, "decoder") else model.classifier(drop(model.drop, hidden, 0))
 
 
 PACKED: dict[str, Family] = {
@@ -339,6 +274,5 @@ PACKED: dict[str, Family] = {
     "camembert": Roberta(),
     "distilbert": DistilBert(),
     "modernbert": ModernBert(),
-    "nomic_bert": NomicBert(),
 }
 """Packed families by model type. Other types run padded, through their own ``forward``."""

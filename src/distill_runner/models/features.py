@@ -90,6 +90,12 @@ class Features:
     states: dict[int, Tensor] = field(default_factory=dict)
     next_sentence: Tensor | None = None
 
+    @property
+    def logits_OC(self) -> Tensor:
+        """The logits, of features that have some."""
+        assert self.logits is not None
+        return self.logits
+
     def full(
         self,
         rows: Tensor | slice = slice(None),
@@ -188,22 +194,24 @@ class EncoderShape:
                 does not provide queries, keys and values of every head, or the family cannot keep lower layers
                 unchanged in training.
         """
-        if self.gives_logits_only and needs != FeatureRequest(logits=needs.logits):
-            problem = f"reads {needs.names}, but a {side} of type {self.model_type} gives logits only"
+        logits_only = needs == FeatureRequest(logits=needs.logits)
+        who, remedy = f"a {side} of type {self.model_type}", "Take a model of another family, or a method on logits."
+        if self.gives_logits_only and not logits_only:
             remedy = "Take a method on logits (kd, rkd, vanilla, dkd, dist), or BERT or a similar encoder."
-            raise UserError(".", None, problem, remedy)
-        if self.reads_images and needs != FeatureRequest(logits=needs.logits):
-            problem = f"a {side} of type {self.model_type} is an image network: only its logits can be compared"
-            raise UserError(side, None, problem, "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd.")
-        if needs.first_trained and self.model_type not in PACKED:
-            problem = f"a {side} of type {self.model_type} cannot train one layer and keep the layers below unchanged"
-            raise UserError(side, None, problem, "Take schedule.trains=all schedule.trains_at_end=all.")
-        if needs.projections and self.shares_keys:
-            problem = f"several heads of a {side} of type {self.model_type} share their keys and values"
-            raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")
-        if needs.projections and not _provides_projections(self.model_type):
-            problem = f"a {side} of type {self.model_type} does not expose its queries, keys and values"
-            raise UserError(side, None, problem, "Take a model of another family, or a method that reads no attention.")
+            raise UserError(".", None, f"reads {needs.names}, but {who} gives logits only", remedy)
+        problem = None
+        if self.reads_images and not logits_only:
+            problem = f"{who} is an image network: only its logits can be compared"
+            remedy = "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd."
+        elif needs.first_trained and self.model_type not in PACKED:
+            problem = f"{who} cannot train one layer and keep the layers below unchanged"
+            remedy = "Take schedule.trains=all schedule.trains_at_end=all."
+        elif needs.projections and self.shares_keys:
+            problem = f"several heads of {who} share their keys and values"
+        elif needs.projections and not _provides_projections(self.model_type):
+            problem = f"{who} does not expose its queries, keys and values"
+        if problem is not None:
+            raise UserError(side, None, problem, remedy)
 
 
 def is_other_classifier(config: PreTrainedConfig) -> bool:

@@ -145,8 +145,7 @@ def _logits(output: Any) -> Tensor:
     """Return the logits (B, C), or (B, L, C) of a token-wise head; a head for spans has C = 2, start and end."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
-    logits: Tensor = output.logits
-    return logits
+    return output.logits
 
 
 def _recording_attention(

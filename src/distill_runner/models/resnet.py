@@ -37,8 +37,7 @@ class Block(nn.Module):
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.shortcut is not None:
-            output: Tensor = self.shortcut(x)
-            return output
+            return self.shortcut(x)
         x = x[:, :, :: self.stride, :: self.stride]
         front = self.new_channels // 2
         return functional.pad(x, (0, 0, 0, 0, front, self.new_channels - front)) if self.new_channels else x

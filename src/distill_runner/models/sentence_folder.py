@@ -111,8 +111,7 @@ def _content(folder: Path, name: str) -> SentenceFolder:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return content
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _config(folder: Path) -> dict[str, Any]:

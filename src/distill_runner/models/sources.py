@@ -6,7 +6,7 @@
 import hashlib
 import importlib.util
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -103,18 +103,23 @@ class ModelSource:
 
         Code that comes with the model is part of it where the program may run that code.
         """
-        if self.commit is not None:
-            try:
-                self.download()
-            except UserError as error:
-                if not hub.is_offline(error):
-                    raise
-                return self._whole_commit(self.commit)  # a plan may name it, though nothing of it is here
-            own = self._commit_fingerprint(self.commit)
-        else:
+        if self.commit is None:
             files = _fingerprinted_files(self.folder)
             hashes = (f"{file.relative_to(self.folder).as_posix()}:{file_sha256(file)}" for file in files)
             own = hashlib.sha256("".join(hashes).encode()).hexdigest()
+        else:
+            try:
+                self.download()
+                ids = downloads.file_ids(self.commit)
+            except UserError as error:
+                if not hub.is_offline(error):
+                    raise
+                ids = None
+            if ids is None:  # a plan may name a commit of which nothing is on this machine
+                return f"hub:{self.commit.sha}" + ("+code" if trusts_code() else "")
+            weights = next((patterns for patterns in WEIGHTS if downloads.matching_files(ids, patterns)), ())
+            determining = _determining_patterns(weights, MODULE_FILES[0] in ids)
+            own = f"hub-files:{downloads.content_hash(ids, downloads.matching_files(ids, determining))}"
         return f"{own}+{self.base.fingerprint}" if self.base else own
 
     @cached_property
@@ -139,16 +144,6 @@ class ModelSource:
         """Return the names of all files, also of those of a commit that are not downloaded, where they are known."""
         return (self.commit and downloads.file_names(self.commit)) or os.listdir(folder)
 
-    @staticmethod
-    def _whole_commit(commit: hub.Commit) -> str:
-        return f"hub:{commit.sha}" + ("+code" if trusts_code() else "")
-
-    def _commit_fingerprint(self, commit: hub.Commit) -> str:
-        if (ids := downloads.file_ids(commit)) is None:  # a cache of an older huggingface_hub, offline
-            return self._whole_commit(commit)
-        weights = next((patterns for patterns in WEIGHTS if downloads.matching_files(ids, patterns)), ())
-        return f"hub-files:{downloads.content_hash(ids, _determining_names(ids, weights))}"
-
     @cached_property
     def _config(self) -> PreTrainedConfig:
         config: PreTrainedConfig = (self.base or self).load(AutoConfig.from_pretrained, weights=False)
@@ -166,8 +161,7 @@ class ModelSource:
     @property
     def label_names(self) -> dict[int, str] | None:
         """Names of the head's outputs by index; None if the configuration has none."""
-        names: Any = self._config.id2label
-        return names
+        return self._config.id2label
 
     @cached_property
     def tokenizer_traits(self) -> TokenizerTraits:
@@ -233,19 +227,20 @@ class ModelSource:
             self.base.require_weights()
             return
         folder = self.download(weights=True)
-        files = list(folder.glob("*.safetensors"))
-        if not files and not list(folder.glob("pytorch_model*.bin")):
+        files = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+        if not files:
             raise UserError(".model.source", self.name, "the folder holds no weights", FOLDER_REMEDY)
-        for file in [*files, *folder.glob("pytorch_model*.bin")]:
-            if problem := placeholder(file):
-                raise UserError(".model.source", self.name, f"{file.name} {problem}", FOLDER_REMEDY)
         for file in files:
+            problem = placeholder(file)
+            problem = problem and f"{file.name} {problem}"
             try:
-                with safe_open(file, "pt"):
-                    pass
+                if problem is None and file.suffix == ".safetensors":
+                    with safe_open(file, "pt"):
+                        pass
             except (OSError, SafetensorError) as error:
                 problem = f"{file.name} is damaged: {root_cause(error)}"
-                raise UserError(".model.source", self.name, problem, FOLDER_REMEDY) from error
+            if problem:
+                raise UserError(".model.source", self.name, problem, FOLDER_REMEDY)
 
     def load(self, from_pretrained: Any, weights: bool = True, **options: Any) -> Any:
         """Call ``from_pretrained`` on the folder.
@@ -256,25 +251,20 @@ class ModelSource:
         Raises:
             UserError: the source is not available or cannot be loaded; the message names a remedy.
         """
-        opener: AbstractContextManager[Path]
+        opener: AbstractContextManager[Path] = nullcontext(self.download(weights))
         if weights and self.base is not None:
             opener = merged_folder(self.base.download(True), self.download(), self.name)
-        else:
-            opener = nullcontext(self.download(weights))
         with opener as folder:
-            return self._load(from_pretrained, folder, **options)
-
-    def _load(self, from_pretrained: Any, folder: Path, **options: Any) -> Any:
-        if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
-            problem = "cannot be loaded: the folder holds no config.json"
-            raise UserError(".model.source", self.name, problem, FOLDER_REMEDY)
-        try:
-            return from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusts_code(), **options)
-        except MemoryError:
-            raise
-        except Exception as error:
-            remedy = HUB_REMEDY if self.commit else FOLDER_REMEDY
-            raise UserError(".model.source", self.name, self._problem(error, folder), remedy) from error
+            if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
+                problem = "cannot be loaded: the folder holds no config.json"
+                raise UserError(".model.source", self.name, problem, FOLDER_REMEDY)
+            try:
+                return from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusts_code(), **options)
+            except MemoryError:
+                raise
+            except Exception as error:
+                remedy = HUB_REMEDY if self.commit else FOLDER_REMEDY
+                raise UserError(".model.source", self.name, self._problem(error, folder), remedy) from error
 
     def _problem(self, error: Exception, folder: Path) -> str:
         text = str(error)
@@ -324,20 +314,13 @@ def _cached_source(name: str, folder: Path, commit: hub.Commit | None, _state: t
 
 
 def _fingerprinted_files(folder: Path) -> list[Path]:
-    names = os.listdir(folder)
-    names += [file.relative_to(folder).as_posix() for pattern in MODULE_FILES for file in folder.glob(pattern)]
-    return sorted(folder / name for name in _determining_names(dict.fromkeys(names), FOLDER_WEIGHTS))
+    patterns = _determining_patterns(FOLDER_WEIGHTS, (folder / MODULE_FILES[0]).is_file())
+    return sorted({file for pattern in patterns for file in folder.glob(pattern)})
 
 
-def _determining_names(names: Collection[str], weights: Sequence[str]) -> list[str]:
-    """Return those of a model's files that determine weights and tokenizer; ``weights`` are patterns of its weights."""
-    patterns = (*SMALL_FILES, *weights, *(CODE if trusts_code() else ()))
-    modules = MODULE_FILES if MODULE_FILES[0] in names else ()
-    return [
-        name
-        for name in names
-        if downloads.matching_files([name], modules) or ("/" not in name and downloads.matching_files([name], patterns))
-    ]
+def _determining_patterns(weights: Sequence[str], has_modules: bool) -> tuple[str, ...]:
+    """Return name patterns of the files that determine weights and tokenizer; ``weights`` are those of the weights."""
+    return (*SMALL_FILES, *weights, *(MODULE_FILES if has_modules else ()), *(CODE if trusts_code() else ()))
 
 
 def _package_folder(name: str) -> Path:
@@ -405,10 +388,7 @@ def read_shape(model: ModelConfig, source: ModelSource | None = None) -> Encoder
     if not reads_images(config) and not trusts_code() and not is_encoder:
         problem = f"a {config.model_type} is not a bidirectional text encoder"
         if is_other_classifier(config):
-            remedy = (
-                "As a student take an encoder (student=ettin_32m), as a teacher also a fine-tuned model of logits: "
-            )
-            remedy += "teacher.fine_tuned=true."
+            remedy = "Take an encoder, such as student=ettin_32m; as a teacher also one with teacher.fine_tuned=true."
         raise UserError(key, model.source, problem, remedy)
     try:
         return EncoderShape.from_config(config)

@@ -62,8 +62,7 @@ class DenseLayer(nn.Module):
         self.activation = ACTIVATIONS[dense.activation]()
 
     def forward(self, x_BC: Tensor) -> Tensor:
-        output: Tensor = self.activation(self.linear(x_BC))
-        return output
+        return self.activation(self.linear(x_BC))
 
 
 class Normalization(nn.Module):

@@ -17,9 +17,6 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MIN_TABLE = 2**22
-"""Numbers of the smallest embedding whose gradients several processes add by rows: 16 MiB in float32."""
-
 
 class UsedRows(nn.Module):
     """Replacement for an embedding (V, E) that trains only the rows of ``token_ids`` (U,); others stay fixed."""
@@ -64,29 +61,6 @@ def train_used_rows(model: PreTrainedModel, token_ids: Tensor) -> UsedRows | Non
     rows = UsedRows(embedding, token_ids)
     model.set_input_embeddings(rows)
     return rows
-
-
-def row_table(model: PreTrainedModel, min_numbers: int = MIN_TABLE) -> nn.Embedding | UsedRows | None:
-    """Return the embedding of ``model`` if its gradient has rows only for the tokens of a batch.
-
-    None without such an embedding: for images, for an output layer over the vocabulary, which may share its weight, and
-    for an embedding of fewer than ``min_numbers`` numbers.
-    """
-    try:
-        embedding = model.get_input_embeddings()
-    except (NotImplementedError, AttributeError):
-        return None
-    if not isinstance(embedding, nn.Embedding | UsedRows) or model.get_output_embeddings() is not None:
-        return None
-    return embedding if embedding.weight.numel() >= min_numbers else None
-
-
-def rows_of(table: nn.Embedding | UsedRows, token_ids: Tensor) -> Tensor:
-    """Return the rows of ``table`` that hold ``token_ids`` (U,), without ids that it does not have."""
-    if isinstance(table, UsedRows):
-        rows = table.row_of_token[token_ids.to(table.row_of_token.device)]
-        return rows[rows < len(table.weight)]
-    return token_ids.to(table.weight.device)
 
 
 @contextmanager

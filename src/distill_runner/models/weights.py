@@ -9,25 +9,27 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
 
 from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.seeds import preserved_random_state
-from distill_runner.models.adapters import saved_shapes
+from distill_runner.models.adapters import saved_shapes, tensor_shapes
 from distill_runner.models.config import Head, ModelConfig
 from distill_runner.models.sources import ModelSource, trusts_code
 
 MAX_GROUPS = 3
 """Groups of names that a message shows."""
-WRAPPERS = {"module.": "DataParallel", "model.": "Lightning", "_orig_mod.": "torch.compile"}
-"""Prefixes that wrappers of a model put in front of its names."""
-ADAPTER_NAMES = ("lora_", ".base_layer.", ".modules_to_save.", "adapter_")
-QUANTIZED_NAMES = re.compile(r"\.(qweight|qzeros|SCB|weight_scale|weight_format|absmax|quant_map|quant_state.*)$")
+CAUSES = (
+    (re.compile(r"\.(qweight|qzeros|SCB|weight_scale|weight_format|absmax|quant_map|quant_state.*)$"), "are quantized"),
+    (re.compile(r"lora_|\.base_layer\.|\.modules_to_save\.|adapter_"), "are an adapter, or stand beside one"),
+    (re.compile(r"module\.|_orig_mod\.|(^|\.)model\."), "are named as a wrapper of the model writes them"),
+)
+"""What names in the files say about tensors that are missing: a pattern, and the words of a message."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,12 @@ class WeightsReport:
         return bool(self.missing or self.mismatched)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "WeightsReport":
-        """Return the report that ``to_json`` wrote."""
-        values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
-        return cls(**values)
+        """Return the report that ``to_json`` wrote, from lists instead of tuples."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
 
     def require(self, source: str) -> None:
         """Raise a UserError, relative to the stage's model, if tensors are missing."""
@@ -86,20 +87,13 @@ class WeightsReport:
 def shorten(names: Iterable[str]) -> str:
     """Return names as text; those that agree up to a layer number, or in two parts, are one group with its size."""
     groups: dict[str, list[str]] = {}
-    for name in names:
-        parts = name.split(".")
-        number = next((i for i, part in enumerate(parts) if part.isdigit()), 1)
-        groups.setdefault(".".join(parts[: number + 1]), []).append(name)
-    texts = [
-        group[0] if len(group) == 1 else f"{prefix}.* ({len(group)})"
-        for prefix, group in sorted(groups.items(), key=lambda item: [_number(part) for part in item[0].split(".")])
-    ]
+    for name in sorted(names, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(9), name)):
+        prefix = re.match(r"(?:[^.\d][^.]*\.)*\d+(?=\.)|[^.]*\.[^.]*|.*", name)
+        assert prefix is not None
+        groups.setdefault(prefix[0], []).append(name)
+    texts = [group[0] if len(group) == 1 else f"{prefix}.* ({len(group)})" for prefix, group in groups.items()]
     rest = len(texts) - MAX_GROUPS
     return ", ".join(texts if rest <= 1 else [*texts[:MAX_GROUPS], f"and {rest} more groups"])
-
-
-def _number(part: str) -> tuple[int, str]:
-    return (int(part), "") if part.isdigit() else (-1, part)
 
 
 def read_report(source: ModelSource, model: ModelConfig, head: Head) -> WeightsReport | None:
@@ -117,20 +111,19 @@ def read_report(source: ModelSource, model: ModelConfig, head: Head) -> WeightsR
         problem = f"lacks {absent[0]}, one of the files of its weights"
         raise UserError(".model.source", source.name, problem, "Copy all files of the model.")
     try:
-        shapes, types = _shapes(files)
+        shapes = dict(chain.from_iterable(tensor_shapes(file).items() for file in files))
         shapes |= saved_shapes(source.folder) if base else {}
     except Exception:  # a pickle file that cannot be read is reported where it is loaded
         if source.commit is None:
             source.require_weights()
         return None
-    return _read_report(source, tuple(shapes.items()), types, head.auto, model.head == "keep")
+    return _read_report(source, tuple(shapes.items()), head.auto, model.head == "keep")
 
 
 @lru_cache(maxsize=64)
 def _read_report(
     source: ModelSource,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    types: frozenset[str],
     auto_name: str,
     keeps_head: bool,
 ) -> WeightsReport | None:
@@ -147,37 +140,18 @@ def _read_report(
             )
         except Exception:  # a family that cannot be made empty is checked when it is loaded
             return None
-    return _report(network, info, keeps_head, types)
+    return _report(network, info, keeps_head)
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of weights that ``from_pretrained`` reads in a folder; empty if there are none."""
-    for single, index in (
-        ("model.safetensors", "model.safetensors.index.json"),
-        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-    ):
+    for single in ("model.safetensors", "pytorch_model.bin"):
         if (folder / single).is_file():
             return [folder / single]
-        if (folder / index).is_file():
-            names = sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
-            return [folder / name for name in names]
+        if (index := folder / f"{single}.index.json").is_file():
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return [folder / name for name in sorted({*weight_map.values()})]
     return []
-
-
-def _shapes(files: Sequence[Path]) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
-    """Return the shapes of the tensors in the files by name, and their types as safetensors names them."""
-    shapes, types = dict[str, tuple[int, ...]](), set[str]()
-    for file in files:
-        if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as handle:
-                for name in handle.keys():  # noqa: SIM118, not a mapping
-                    part = handle.get_slice(name)
-                    shapes[name] = tuple(part.get_shape())
-                    types.add(part.get_dtype())
-        else:
-            for name, tensor in torch.load(file, map_location="meta", weights_only=True).items():
-                shapes[name] = tuple(tensor.shape)
-    return shapes, frozenset(types)
 
 
 def require_all(network: Any, info: Mapping[str, Any], source: ModelSource, model: ModelConfig) -> None:
@@ -195,7 +169,7 @@ def require_all(network: Any, info: Mapping[str, Any], source: ModelSource, mode
         raise UserError(".model.source", source.name, problem, "Take weights of before its training diverged.")
 
 
-def _report(network: Any, info: Mapping[str, Any], keeps_head: bool, types: Iterable[str] = ()) -> WeightsReport:
+def _report(network: Any, info: Mapping[str, Any], keeps_head: bool) -> WeightsReport:
     names = list(network.state_dict())
     prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
     absent = dict.fromkeys(info["missing_keys"], "")
@@ -210,30 +184,21 @@ def _report(network: Any, info: Mapping[str, Any], keeps_head: bool, types: Iter
         missing=tuple(name for name in missing if not absent[name]),
         mismatched=tuple(absent[name] for name in missing if absent[name]),
         unused=tuple(sorted(unused)),
-        cause=_cause(missing, info, network.config, prefix, types) if missing else "",
+        cause=_cause(missing, info, network.config) if missing else "",
     )
 
 
-def _cause(missing: Sequence[str], info: Mapping[str, Any], config: Any, prefix: str, types: Iterable[str]) -> str:
+def _cause(missing: Sequence[str], info: Mapping[str, Any], config: Any) -> str:
     """Return why tensors of the backbone are likely missing, in a few words."""
-    unexpected = sorted(info["unexpected_keys"])
-    if any(QUANTIZED_NAMES.search(name) for name in unexpected) or {"I8", "U8"} & set(types):
-        return "they are quantized, which is not read"
-    if adapters := [name for name in unexpected if any(part in name for part in ADAPTER_NAMES)]:
-        return f"they are an adapter, or stand beside one ({adapters[0]}); merge it into its base and save that"
-    for name in missing:
-        for form in (f"{prefix}{name}", name, name.removeprefix(prefix)):
-            for other in unexpected:
-                if other.endswith(f".{form}"):
-                    front = other.removesuffix(form)
-                    writer = next((f" as {who} writes them," for key, who in WRAPPERS.items() if key in front), "")
-                    return f"their names there begin with {front},{writer} where {prefix or 'no prefix'} is expected"
+    unexpected, depth = sorted(info["unexpected_keys"]), getattr(config, "num_hidden_layers", 0)
+    for pattern, words in CAUSES:
+        if example := next(filter(pattern.search, unexpected), None):
+            return f"they {words}, such as {example}"
     if info["mismatched_keys"]:
         return "they have other shapes, those of a model with other sizes than its config.json"
     numbers = [int(match[1]) for name in missing if (match := re.search(r"\.(\d+)\.", name))]
-    depth = getattr(config, "num_hidden_layers", None)
-    if depth and len(numbers) == len(missing) and set(numbers) == set(range(min(numbers), depth)):
+    if len(numbers) == len(missing) and min(numbers) and set(numbers) == set(range(min(numbers), depth)):
         return f"the files hold {quantity(min(numbers), 'layer')}, its config.json says {depth}"
-    if len(unexpected) > len(missing) / 2 and len(missing) > MAX_GROUPS:
-        return f"they are of another architecture than {config.model_type}, with names such as {unexpected[0]}"
+    if unexpected:
+        return f"the files have other names than a {config.model_type}, such as {unexpected[0]}"
     return "the files are not complete"

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from distill_runner.common.errors import UserError, format_list
-from distill_runner.datasets.batches import Batch, LengthGroup
+from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, LengthGroup, length_groups
 from distill_runner.datasets.tokenization import uses_segment_ids
 from distill_runner.models.config import Head, ZeroShot, normalized_label
 
@@ -69,7 +70,13 @@ class Hypotheses:
             UserError: the task has no classes or several texts, the classes have no words, or the model is none of
                 natural language inference.
         """
-        _require_classes(head, num_texts)
+        if head.auto != "AutoModelForSequenceClassification" or head.problem_type in (None, "regression"):
+            problem = f"makes hypotheses of classes of texts, which {head.task or 'this task'} does not have"
+            raise UserError("teacher.zero_shot", None, problem, "Take another teacher.")
+        if num_texts != 1:
+            problem = f"reads one text with each hypothesis, but an example of {head.task} has {num_texts}"
+            remedy = "Name one column in task.columns, or take another teacher."
+            raise UserError("teacher.zero_shot", None, problem, remedy)
         names = list(labels or (source.label_names or {}).values())
         entailment = _output(names, ("entail",), "entailment")
         is_independent = head.problem_type == "multi_label_classification"
@@ -78,15 +85,6 @@ class Hypotheses:
         tokenizer = source.tokenizer()
         tokens = [_tokens_after_text(tokenizer, text) for text in texts]
         return cls(texts, tokens, int(uses_segment_ids(tokenizer)), entailment, contradiction)
-
-
-def _require_classes(head: Head, num_texts: int) -> None:
-    if head.auto != "AutoModelForSequenceClassification" or head.problem_type in (None, "regression"):
-        problem = f"makes hypotheses of classes of texts, which {head.task or 'this task'} does not have"
-        raise UserError("teacher.zero_shot", None, problem, "Take another teacher.")
-    if num_texts != 1:
-        problem = f"reads one text with each hypothesis, but an example of {head.task} has {num_texts}"
-        raise UserError("teacher.zero_shot", None, problem, "Name one column in task.columns, or take another teacher.")
 
 
 def _class_words(zero_shot: ZeroShot, head: Head) -> list[str]:
@@ -143,13 +141,6 @@ class ZeroShotClassifier(nn.Module):
     def base_model(self) -> Any:
         return self.network.base_model
 
-    @property
-    def supports_gradient_checkpointing(self) -> bool:
-        return bool(self.network.supports_gradient_checkpointing)
-
-    def activation_checkpointing_enable(self) -> None:
-        self.network.activation_checkpointing_enable()
-
     def get_input_embeddings(self) -> Any:
         return self.network.get_input_embeddings()
 
@@ -161,10 +152,9 @@ class ZeroShotClassifier(nn.Module):
         self.network.save_pretrained(folder)
         (Path(folder) / FILE).write_text(json.dumps(asdict(self.hypotheses), indent=1), encoding="utf-8")
 
-    def pairs(self, batch: Batch) -> Iterator[Batch]:
-        """Yield the texts of ``batch`` with the hypothesis of each class."""
-        for tokens in self.hypotheses.tokens:
-            yield with_suffix(batch, tokens, self.hypotheses.segments)
+    def pairs(self, batch: Batch) -> list[Batch]:
+        """Return the texts of ``batch`` with the hypothesis of each class."""
+        return [with_suffix(batch, tokens, self.hypotheses.segments) for tokens in self.hypotheses.tokens]
 
     def class_logits(self, logits_BCN: Tensor) -> Tensor:
         """Return the logits (B, C) of the classes.
@@ -182,49 +172,29 @@ def load_hypotheses(folder: Path) -> Hypotheses | None:
     """Return the hypotheses that ``ZeroShotClassifier.save_pretrained`` wrote; None if there are none."""
     if not (folder / FILE).is_file():
         return None
-    values: Mapping[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    return Hypotheses(**values)
+    return Hypotheses(**json.loads((folder / FILE).read_text(encoding="utf-8")))
 
 
 def with_suffix(batch: Batch, tokens: Sequence[int], segment: int) -> Batch:
     """Return the batch with the same tokens after each of its texts."""
-    count, lengths_B = len(tokens), batch.sequence_lengths
-    sequences_B = torch.arange(batch.size, device=lengths_B.device)
-    columns = torch.arange(count, device=lengths_B.device)
-    starts_B = batch.starts + count * sequences_B
-    moved_T = torch.arange(batch.num_tokens, device=lengths_B.device) + count * sequences_B.repeat_interleave(
-        lengths_B, output_size=batch.num_tokens
-    )
-    suffix = ((starts_B + lengths_B)[:, None] + columns).flatten()
-    size = batch.num_tokens + count * batch.size
+    device = batch.starts.device
+    lengths = batch.sequence_lengths.cpu().numpy() + len(tokens)
+    starts = np.cumsum(lengths) - lengths
+    bounds = batch.starts[1:].cpu()
 
-    def joined(values_T: Tensor, values: Tensor) -> Tensor:
-        output = values_T.new_empty(size)
-        output[moved_T], output[suffix] = values_T, values.to(values_T.dtype).flatten()
-        return output
+    def joined(values_T: Tensor, suffix: Tensor) -> Tensor:
+        return torch.cat([part for text in values_T.tensor_split(bounds) for part in (text, suffix)])
 
-    ids_Bn = torch.tensor(tokens, device=lengths_B.device).expand(batch.size, -1)
+    def on_device(group: LengthGroup) -> LengthGroup:
+        indices = {name: getattr(group, name).to(device) for name in ("gather", "is_token", "padded_positions")}
+        return replace(group, **indices)
+
+    ids = torch.tensor(tokens, device=device)
     return replace(
         batch,
-        input_ids=joined(batch.input_ids, ids_Bn),
-        segments=joined(batch.segments, torch.full_like(ids_Bn, segment)),
-        positions=joined(batch.positions, lengths_B[:, None] + columns),
-        starts=starts_B,
-        groups=tuple(_longer(group, lengths_B[group.sequences], count) for group in batch.groups),
-    )
-
-
-def _longer(group: LengthGroup, lengths_n: Tensor, count: int) -> LengthGroup:
-    """Return a group whose sequences, of ``lengths_n`` tokens before, have ``count`` more."""
-    lengths_n1 = lengths_n[:, None] + count
-    columns = torch.arange(group.gather.shape[1] + count, device=lengths_n.device)
-    is_token = columns < lengths_n1
-    starts_n1 = lengths_n1.cumsum(0) - lengths_n1
-    first, last = group.sequences.start, group.sequences.stop
-    return LengthGroup(
-        sequences=group.sequences,
-        tokens=slice(group.tokens.start + count * first, group.tokens.stop + count * last),
-        gather=starts_n1 + torch.minimum(columns, lengths_n1 - 1),
-        is_token=is_token,
-        padded_positions=is_token.flatten().nonzero().squeeze(1),
+        input_ids=joined(batch.input_ids, ids),
+        segments=joined(batch.segments, torch.full_like(ids, segment)),
+        positions=torch.cat([torch.arange(length, device=device) for length in lengths.tolist()]),
+        starts=torch.from_numpy(starts).to(device),
+        groups=tuple(map(on_device, length_groups(lengths, starts, LENGTH_MULTIPLE if device.type == "cpu" else None))),
     )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from distill_runner.common.errors import UserError, error_context
-from distill_runner.common.library_switches import quiet_transformers
+from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.seeds import preserved_random_state, seed_all, stage_seed
 from distill_runner.models.build import build, load_model, require_cuttable
 from distill_runner.models.trimming import trim_embeddings
@@ -21,22 +21,18 @@ from distill_runner.pipeline.inputs import Inputs, weights_report
 from distill_runner.pipeline.planning import METRICS, missing_caches
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
-from distill_runner.pipeline.store import SCHEMA, Store, link_tree, remove
+from distill_runner.pipeline.store import Store, link_tree, remove
 from distill_runner.pipeline.targets import column_outputs, teacher_targets
 from distill_runner.training.config import Runtime
 from distill_runner.training.data import Data
 from distill_runner.training.devices import Device
 from distill_runner.training.history import Log
-from distill_runner.training.launched import launched_peers
-from distill_runner.training.processes import ProcessGroup
-from distill_runner.training.products import Library, choose, cpu_name, has_choice
+from distill_runner.training.processes import ProcessGroup, current_group
 from distill_runner.training.teachers import TeacherTargets
 from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
-from distill_runner.training.workers import spawn_group
 
 log = logging.getLogger(__name__)
 
-PRODUCTS = "products.json"
 STAGE_FOLDER = "stage"
 """Folder in the artifact of a stage's checkpoints that holds everything the stage itself yields."""
 
@@ -51,7 +47,7 @@ def no_report(_stage: str) -> Log:
 
 def training_conditions(runtime: Runtime) -> dict[str, Any]:
     """Return what changes a trained model although its key leaves it out."""
-    return {"compile": runtime.compile, "num_processes": runtime.num_processes}
+    return {"compile": runtime.compile, "num_processes": current_group().size}
 
 
 class Pipeline:
@@ -66,38 +62,10 @@ class Pipeline:
         self.inputs = Inputs(store, lambda: self.device)
 
     @cached_property
-    def devices(self) -> list[Device]:
-        """Device of each process."""
-        runtime = self.runtime
-        if peers := launched_peers():
-            device = Device.of_launched_process(runtime.device, runtime.precision, peers.device)
-            devices = [device] * runtime.num_processes  # the others choose theirs themselves
-        else:
-            devices = Device.for_processes(
-                runtime.device, runtime.precision, runtime.workers_per_gpu, runtime.num_processes
-            )
-        products = self._products(devices[0])
-        return [replace(device, compile=runtime.compile, products=products) for device in devices]
-
-    def _products(self, device: Device) -> Library:
-        """Return the library for linear layers: the choice in the store for this CPU, or a new one."""
-        if (device.torch.type, device.precision) != ("cpu", "fp32") or self.runtime.compile or not has_choice():
-            return "MKL"
-
-        def choose_one(folder: Path) -> None:
-            library, speeds = choose()
-            (folder / PRODUCTS).write_text(json.dumps({"library": library, "speeds": speeds}), encoding="utf-8")
-
-        spec = {"kind": "products", "schema": SCHEMA, "cpu": cpu_name(), "torch": torch.__version__}
-        choice = json.loads((self.store.get(spec, choose_one) / PRODUCTS).read_text(encoding="utf-8"))
-        speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in choice["speeds"].items())
-        log.info("products of linear layers by %s (billion operations per second: %s)", choice["library"], speeds)
-        library: Library = choice["library"]
-        return library
-
-    @property
     def device(self) -> Device:
-        return self.devices[0]
+        runtime = self.runtime
+        device = Device.from_name(runtime.device, runtime.precision, runtime.workers_per_gpu)
+        return replace(device, compile=runtime.compile)
 
     def prepare(self, stage: Stage) -> None:
         """Read the inputs of all stages to build, so that missing inputs are reported before anything is trained."""
@@ -213,11 +181,15 @@ class Pipeline:
         data, targets = self.inputs.data(stage), teacher_targets(stage, self)
         # By now all inputs are in the store, where the other processes find them.
         started = time.monotonic()
-        job = partial(_join_training, stage, self.store.folder, self.runtime, folder, pause_after)
-        with spawn_group([device.torch for device in self.devices], job) as group:
-            report = self.report(stage.name)
-            training = self.training(stage, data, targets, folder, group, pause_after, report, epochs_folder)
-            history = fit(training)
+        group = current_group()
+        job = partial(
+            _join_training, stage, self.store.folder, self.runtime, folder, pause_after, torch.get_num_threads()
+        )
+        group.start(job)
+        training = self.training(
+            stage, data, targets, folder, group, pause_after, self.report(stage.name), epochs_folder
+        )
+        history = fit(training)
         if epochs_folder is not None:
             link_tree(epochs_folder / EPOCH.format(history.best), folder / "model")
         if (tokenizer := self.inputs.tokenizer(stage)) is not None:  # a fresh one: those used above may truncate
@@ -303,17 +275,11 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _join_training(
-    stage: Stage,
-    store: Path,
-    runtime: Runtime,
-    folder: Path,
-    pause_after: int | None,
-    group: ProcessGroup,
+    stage: Stage, store: Path, runtime: Runtime, folder: Path, pause_after: int | None, threads: int
 ) -> None:
     """Take part in the training of a stage as another process: the same work as the main process, without output."""
     quiet_transformers()
-    device = group.device.type if launched_peers() else str(group.device)
-    local_runtime = runtime.model_copy(update={"device": device, "num_processes": 1})
-    pipeline = Pipeline(Store(store), local_runtime)
+    limit_threads(threads)
+    pipeline = Pipeline(Store(store), runtime)
     data, targets = pipeline.inputs.data(stage), teacher_targets(stage, pipeline)
-    fit(pipeline.training(stage, data, targets, folder, group, pause_after, no_report(stage.name)))
+    fit(pipeline.training(stage, data, targets, folder, current_group(), pause_after, no_report(stage.name)))

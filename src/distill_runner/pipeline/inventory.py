@@ -14,7 +14,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.pipeline import status
 from distill_runner.pipeline.store import SPEC, is_complete, key_of
 
-KINDS = ("checkpoints", "targets", "onnx", "test", "tokens", "vocabulary", "speed", "products", "stage")
+KINDS = ("checkpoints", "targets", "onnx", "test", "tokens", "vocabulary", "speed", "stage")
 """Kinds of artifacts in the order in which to delete them: the first are the largest and easiest to make again."""
 State = Literal["complete", "damaged", "partial", "unreadable"]
 _KEY = re.compile(r"[0-9a-f]{16}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,6 @@ from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.remaining import has_ended, is_built, missing_stages, summary
 from distill_runner.training.config import Runtime
 from distill_runner.training.devices import Device
-from distill_runner.training.products import cpu_name
 from distill_runner.training.teachers import LiveTargets, NoTeacher, TeacherTargets
 from distill_runner.training.train import Training
 
@@ -100,7 +100,7 @@ def cost_of_run(stage: Stage, store: Path, runtime: Runtime) -> str:
     The estimate is measured on the first GPU even if other processes use it: a plan does not wait for a free GPU.
     """
     device = "cuda:0" if runtime.device in ("auto", "cuda") and torch.cuda.is_available() else runtime.device
-    pipeline = Pipeline(Store(store), runtime.model_copy(update={"device": device, "num_processes": 1}))
+    pipeline = Pipeline(Store(store), runtime.model_copy(update={"device": device}))
     stages = stages_to_build(stage, pipeline.store)
     for part in stages:
         if part.is_corpus and not pipeline.store.has(part.split_spec("train")):
@@ -286,7 +286,7 @@ class Estimator:
         return _Speed(update, prediction / batches[0].size, 4 * training.num_params)
 
     def _predict(self, model: PreTrainedModel, batch: Batch) -> None:
-        with torch.inference_mode(), self.pipeline.device.forward(model):
+        with torch.inference_mode(), self.pipeline.device.autocast():
             extract(model, batch, FeatureRequest(logits=True))
 
     def _teacher(self, stage: Stage) -> TeacherTargets:
@@ -346,10 +346,10 @@ class _ZeroLogits:
 
 def _conditions(device: Device) -> dict[str, Any]:
     """Return what a measured speed depends on, beside what is computed."""
+    cpu = torch.cpu.get_capabilities().get("cpu_name") or platform.processor()
     return {
-        "device": torch.cuda.get_device_name(device.torch) if device.torch.type == "cuda" else cpu_name(),
+        "device": torch.cuda.get_device_name(device.torch) if device.torch.type == "cuda" else cpu,
         "precision": device.precision,
-        "products": device.products,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "code": code_version(),

@@ -27,7 +27,7 @@ class Optim(Schema):
         accumulation: number of forward and backward passes that an update is divided into. More passes need less memory
             and give the same update, up to rounding. Batch normalization, and losses that compare examples
             (``similarities``, ``dist``), read each pass alone. The number is rounded up to a multiple of
-            ``runtime.num_processes``.
+            the number of processes.
         bucketing: put examples of similar lengths into one batch. This saves padding, but the batches differ from those
             of the papers.
         epochs: number of passes over the training examples. 0 evaluates the model without training it; None trains for
@@ -126,14 +126,14 @@ class Optim(Schema):
 class Runtime(Schema):
     """Hardware, checkpoints and logging of a run.
 
-    Only ``precision`` is part of a result's key. ``device``, ``num_processes`` and ``compile`` change results by
-    rounding, and on a GPU by other draws of dropout, as another machine does. Several processes also change losses that
-    compare examples, and batch normalization; tables keep such runs apart. Results in the store are not made again.
+    Only ``precision`` is part of a result's key. ``device``, ``compile`` and several processes of ``torchrun`` change
+    results by rounding, and on a GPU by other draws of dropout, as another machine does. Several processes also change
+    losses that compare examples, and batch normalization; tables keep such runs apart. Results in the store are not
+    made again.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<number>``. ``auto`` takes a GPU with a free place and waits while
             there is none (``workers_per_gpu``); on a machine without a GPU it takes the CPU. The others never wait.
-        num_processes: number of processes that share each update, all on the CPU or each with a separate GPU.
         workers_per_gpu: number of runs that may share a GPU under ``device: auto``; further runs wait. Runs take the
             emptiest GPU first. One small model alone leaves most of a GPU idle, because the host cannot start kernels
             fast enough.
@@ -143,7 +143,7 @@ class Runtime(Schema):
         targets_only: cache the outputs of teachers that are already in the store, for the stages that read them, and
             stop without training.
         threads: number of CPU threads of torch in each process. None takes torch's default, or the CPUs that the
-            process may use if they are fewer, divided by ``num_processes``.
+            process may use if they are fewer, divided among the processes of ``torchrun`` on the machine.
         gradient_checkpointing: recompute each layer of the trained model in the backward pass instead of keeping its
             activations: less memory, more time, the same numbers.
         compile: run each layer as one graph that ``torch.compile`` makes, so that a GPU waits less for the host. Each
@@ -158,7 +158,6 @@ class Runtime(Schema):
     """
 
     device: str = "auto"
-    num_processes: int = Field(1, ge=1, le=256)
     workers_per_gpu: int = Field(4, ge=1, le=256)
     precision: Precision = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"

@@ -68,14 +68,12 @@ class Update:
 
     ``num_examples`` counts the examples of the whole update, over all processes. ``shares`` holds the weight of each
     batch; the weights of all processes sum to 1. ``noise`` is the update's dropout seed, equal in all processes.
-    ``tokens`` marks the token ids in the batches, (V,); None if nothing asks for them.
     """
 
     num_examples: int
     batches: list[Batch]
     shares: list[float]
     noise: int
-    tokens: Tensor | None = None
 
     @property
     def counts(self) -> Tensor:
@@ -318,16 +316,16 @@ class CorpusData(TextData):
         model.eval()
         batches = list(batches_by_tokens(self.validation.lengths, TOKENS_PER_BATCH["cpu"]))
         totals_N4 = torch.zeros(len(batches), 4, dtype=torch.float64)  # losses are added in one order by all processes
-        with torch.inference_mode(), self.device.forward(model):
+        with torch.inference_mode(), self.device.autocast():
             for number in range(group.rank, len(batches), group.size):
                 batch = self._masked(self.validation.batch(batches[number], self.device.length_multiple), epoch=0)
                 batch = self.device.move(batch)
                 features = extract(model, batch, needs).full()
-                assert features.logits is not None
-                assert batch.labels is not None
-                totals_N4[number, 0] = features.logits.argmax(-1).eq(batch.labels).sum()
-                totals_N4[number, 1] = torch.nn.functional.cross_entropy(features.logits, batch.labels, reduction="sum")
-                totals_N4[number, 2] = len(batch.labels)
+                totals_N4[number, 0] = features.logits_OC.argmax(-1).eq(batch.gold).sum()
+                totals_N4[number, 1] = torch.nn.functional.cross_entropy(
+                    features.logits_OC, batch.gold, reduction="sum"
+                )
+                totals_N4[number, 2] = len(batch.gold)
                 if features.next_sentence is not None:
                     assert batch.is_next is not None
                     totals_N4[number, 3] = features.next_sentence.argmax(-1).eq(batch.is_next).sum()
@@ -349,7 +347,7 @@ def predict(model: PreTrainedModel, split: Split, device: Device, group: Process
     outputs: np.ndarray | None = None
     was_training = model.training
     model.eval()
-    with torch.inference_mode(), device.forward(model):
+    with torch.inference_mode(), device.autocast():
         batches = batches_by_tokens(split.lengths, TOKENS_PER_BATCH[device.torch.type])
         for index in islice(batches, group.rank, None, group.size):
             batch = device.move(split.batch(index, device.length_multiple))

@@ -43,29 +43,22 @@ class History:
         return self.examples / self.seconds if self.seconds else 0.0
 
 
-def save_checkpoint(file: Path, history: History, parts: dict[str, Any], device: torch.device) -> None:
+def save_checkpoint(file: Path, history: History, parts: dict[str, Any]) -> None:
     """Replace ``file`` atomically by the states of ``parts``, the history and the state of the random generators."""
     state = {name: part.state_dict() for name, part in parts.items()}
     with atomic_replacement(file, exclusive=True) as partial:
-        torch.save(state | {"history": asdict(history), "random": random_state(device)}, partial)
+        torch.save(state | {"history": asdict(history), "random": random_state()}, partial)
 
 
-def load_checkpoint(file: Path, parts: dict[str, Any], device: torch.device) -> History:
+def load_checkpoint(file: Path, parts: dict[str, Any]) -> History:
     """Restore ``parts`` and the random generators from ``file``; return its history, or a new one without a file."""
     if not file.exists():
         return History()
-    state = torch.load(file, map_location=device, weights_only=True)
+    state = torch.load(file, map_location="cpu", weights_only=True)
     for name, part in parts.items():
         part.load_state_dict(state[name])
-    restore_random_state({name: _on_cpu(value) for name, value in state["random"].items()}, device)
+    restore_random_state(state["random"])
     return History(**state["history"])
-
-
-def _on_cpu(value: Any) -> Any:
-    """Move the tensors of a random state to the CPU, where torch expects them even for GPUs."""
-    if isinstance(value, list):
-        return [_on_cpu(item) for item in value]
-    return value.cpu() if isinstance(value, Tensor) else value
 
 
 class TrainingDiverged(TrainingError):

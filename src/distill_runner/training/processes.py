@@ -1,7 +1,7 @@
-"""Training in several processes, each of which computes a part of every update.
+"""Training in several processes, which ``torchrun`` starts: each computes a part of every update.
 
-The main process is the run itself; it alone decides and writes. ``workers.py`` starts the others on one machine, while
-a stage is trained. ``launched.py`` uses those that ``torchrun`` or ``srun`` has started on several machines.
+The process of rank 0 is the run itself; it alone decides and writes. The others follow it: they take part in the
+training of each stage, and end with it. ``torchrun`` ends all of them when one dies, and may start them again.
 
 A plain all-reduce sums the gradients after the last backward pass of an update. Each gradient is already weighted by
 its share of the examples, so accumulation and uneven updates give the same result as a single process.
@@ -9,33 +9,25 @@ its share of the examples, so accumulation and uneven updates give the same resu
 packed batches do not call.
 """
 
-from __future__ import annotations
-
-import pickle
 import socket
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from distill_runner.common.errors import TrainingError
+from distill_runner.common.errors import TrainingError, TrainingPaused
+from distill_runner.common.library_switches import computation_mode
+from distill_runner.common.process import ignore_interrupts
 from distill_runner.common.seeds import stage_seed
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
 Result = TypeVar("Result")
-TIMEOUT = timedelta(days=1)
-"""Timeout for processes that wait while the main one evaluates and writes; a dead process is noticed at once."""
-
-MAX_MARKS = 255
-"""Greatest number of processes whose marks of tokens fit into a byte."""
+TIMEOUT = timedelta(days=30)
+"""Timeout for processes that wait while the main one prepares a stage; a dead process is noticed at once."""
 
 
 class WorkerLost(TrainingError):
@@ -61,15 +53,15 @@ class ProcessGroup:
         WorkerLost: another process has died.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
-        self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def seed(self, seed: int, step: int) -> None:
-        """Seed torch in the workers, so that torch's own dropout differs between processes.
+        """Seed torch in all processes but the main one, so that torch's own dropout differs between processes.
 
         The seed depends on ``step``, so resuming needs no saved state.
         """
@@ -94,29 +86,18 @@ class ProcessGroup:
             for tensor, total in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(total.view_as(tensor))
 
-    def agree(
-        self, counts: Tensor, flags: Sequence[bool], tokens: Tensor | None = None
-    ) -> tuple[Tensor, list[bool], Tensor | None]:
-        """Return the sums of ``counts``, the flags that any process sets, and the tokens that any process marks.
+    def agree(self, flags: Sequence[bool], counts: Tensor | None = None) -> tuple[list[bool], Tensor | None]:
+        """Return the flags that any process sets, and the sums of ``counts``, whole numbers in int64.
 
-        All of it takes one call of gloo, which waits for no GPU.
-
-        Args:
-            counts: whole numbers, (C,) in int64.
-            flags: the same number of flags in all processes.
-            tokens: marks (V,) of 0 or 1 in uint8, with V a multiple of 8. Eight are added at once as bytes of an int64,
-                so there may be at most ``MAX_MARKS`` processes.
-        Returns:
-            the sums, the flags, and the sorted numbers of the tokens (U,); None without ``tokens``.
+        Both take one call of gloo, which waits for no GPU.
         """
         if self.size == 1:
-            return counts, list(flags), None if tokens is None else tokens.nonzero().squeeze(-1)
-        marks = [] if tokens is None else [tokens.view(torch.int64)]
-        message = torch.cat([counts, torch.tensor(flags, dtype=torch.int64), *marks])
+            return list(flags), counts
+        message = torch.tensor(flags, dtype=torch.int64)
+        message = message if counts is None else torch.cat([message, counts])
         with worker_errors():
             dist.all_reduce(message)
-        sums, votes, rest = message.split([len(counts), len(flags), len(message) - len(counts) - len(flags)])
-        return sums, [bool(vote) for vote in votes], rest.view(torch.uint8).nonzero().squeeze(-1) if marks else None
+        return [bool(vote) for vote in message[: len(flags)]], None if counts is None else message[len(flags) :]
 
     def require_equal(self, describe: Callable[[], str]) -> None:
         """Compare a description of the state of each process with that of the main one; a single one describes none.
@@ -133,19 +114,6 @@ class ProcessGroup:
             if other != states[0][1]:
                 raise UnequalStart(f"process {rank} on {host} starts from {other}, process 0 from {states[0][1]}")
 
-    def any_process(self, flag: bool) -> bool:
-        """Return whether ``flag`` is set in any process."""
-        if self.size == 1:
-            return flag
-        votes = torch.tensor(int(flag))
-        with worker_errors():
-            dist.all_reduce(votes, dist.ReduceOp.MAX)
-        return bool(votes)
-
-    def barrier(self) -> None:
-        """Wait until all processes have called this method."""
-        self.any_process(False)
-
     def broadcast_from_main(self, compute: Callable[[], Result]) -> Result:
         """Run ``compute`` in the main process and return its result in all processes."""
         if self.size == 1:
@@ -153,52 +121,41 @@ class ProcessGroup:
         results: list[Any] = [compute() if self.is_main else None]
         with worker_errors():
             dist.broadcast_object_list(results, src=0, device=torch.device("cpu"))
-        result: Result = results[0]
-        return result
+        return results[0]
+
+    # Jobs of the main process for the others
+
+    def start(self, job: Callable[[], object] | None) -> None:
+        """Let all other processes run ``job``, which can be pickled, as the main one does now; None ends them."""
+        self.broadcast_from_main(lambda: job)
+
+    def follow(self) -> int:
+        """Run the jobs of the main process until it ends; return the exit code of this process.
+
+        A lost process is no error of this one: the main one reports it.
+        """
+        ignore_interrupts()
+        with suppress(KeyboardInterrupt, WorkerLost), computation_mode():
+            while (job := self.broadcast_from_main(lambda: None)) is not None:
+                with suppress(TrainingPaused):
+                    job()
+            return 0
+        return 1
 
 
 SINGLE_PROCESS = ProcessGroup()
 
 
-def join_group(
-    rank: int, size: int, device: torch.device, store: Store, report_ready: Callable[[], object] = lambda: None
-) -> ProcessGroup:
-    """Join ``size`` processes that meet in ``store``; returns when all have come.
-
-    Args:
-        report_ready: called when this process has its device, before it waits. An earlier error keeps no one waiting.
-    Raises:
-        WorkerLost: another process has died.
-    """
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl"
-    report_ready()
-    with worker_errors():
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    return ProcessGroup(rank, size, device)
+def join_launched() -> ProcessGroup:
+    """Meet the other processes that ``torchrun`` has started, as its environment variables say."""
+    has_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=TIMEOUT)
+    return current_group()
 
 
-def take_part(
-    join: Callable[[], ProcessGroup], job: Callable[[ProcessGroup], None], send: Callable[[BaseException], None]
-) -> None:
-    """Run ``job`` in a process that is not the main one; ``send`` gets its error, since only that one prints it."""
-    try:
-        group = join()
-        job(group)
-        group.barrier()
-    except WorkerLost:
-        pass
-    except BaseException as error:
-        send(sendable(error))
-    finally:
-        leave_group()
-
-
-def leave_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def current_group() -> ProcessGroup:
+    """Return the processes that this one has met; itself alone if it has met none."""
+    return ProcessGroup(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else SINGLE_PROCESS
 
 
 @contextmanager
@@ -208,16 +165,6 @@ def worker_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise WorkerLost("the training processes have lost contact with each other") from error
-
-
-def sendable(error: BaseException) -> BaseException:
-    """Return ``error`` with its traceback as a note, or a RuntimeError with its text if it cannot be pickled."""
-    error.add_note("".join(traceback.format_exception(error)))
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 # Batch normalization over the examples of all processes. Each process sees only a part of the examples, and statistics
@@ -239,8 +186,7 @@ class AllReduceSum(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        total: Tensor = AllReduceSum.apply(gradients[0])
-        return total
+        return AllReduceSum.apply(gradients[0])
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):

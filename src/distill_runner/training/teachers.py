@@ -64,7 +64,7 @@ class LiveTargets:
         if needs is None or not self.needs.of_tokens:
             needs = self.needs
         run = self.device.move(self.split.teacher_batch(batch, ROWS, self.device.length_multiple))
-        with torch.inference_mode(), self.device.forward(self.model):
+        with torch.inference_mode(), self.device.autocast():
             features = extract(self.model, run, needs)
         row_of_example = {example: row for row, example in enumerate(run.index.tolist())}
         (rows,) = self.device.send([torch.tensor([row_of_example[example] for example in batch.index.tolist()])])
@@ -89,8 +89,7 @@ def _outputs(run: Batch, tokens: Tensor | slice, batch: Batch) -> Tensor:
     assert batch.head_tokens is not None
     output_of_token = torch.zeros_like(run.positions)
     output_of_token[run.head_tokens] = torch.arange(len(run.head_tokens), device=run.positions.device)
-    outputs: Tensor = output_of_token[tokens][batch.head_tokens]
-    return outputs
+    return output_of_token[tokens][batch.head_tokens]
 
 
 class MeanTargets:

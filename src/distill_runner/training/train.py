@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.process import deferred_interrupts
-from distill_runner.datasets.batches import PADDING, Batch
+from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Method, Progress, times
 from distill_runner.models.build import count_parameters
 from distill_runner.models.extract import extract
 from distill_runner.models.features import Features
-from distill_runner.models.vocabulary import full_vocabulary, row_table, rows_of, train_used_rows
+from distill_runner.models.vocabulary import full_vocabulary, train_used_rows
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import (
     TOKENS_PER_BATCH,
@@ -37,7 +37,7 @@ from distill_runner.training.data import (
 from distill_runner.training.devices import Device
 from distill_runner.training.history import History, Log, Meter, load_checkpoint, save_checkpoint
 from distill_runner.training.optimizer import learning_rate, make_optimizer
-from distill_runner.training.processes import MAX_MARKS, SINGLE_PROCESS, ProcessGroup, convert_sync_batch_norm
+from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, convert_sync_batch_norm
 from distill_runner.training.teachers import ROWS, TeacherTargets
 
 if TYPE_CHECKING:
@@ -72,19 +72,17 @@ def fit(training: Training) -> History:
             if training.should_pause():
                 raise TrainingPaused(training.history.epochs)
             for update in training.rest_of_epoch():
-                totals, (stop, save), tokens = group.agree(
-                    update.counts, [bool(interrupts), training.checkpoint_due()], update.tokens
-                )
+                (stop, save), totals = group.agree([bool(interrupts), training.checkpoint_due()], update.counts)
                 if stop or save:
                     training.save()
                 if stop:
                     raise KeyboardInterrupt
-                training.step(update, totals, tokens)
-            if group.any_process(bool(interrupts)):
+                training.step(update, totals)
+            if any(group.agree([bool(interrupts)])[0]):
                 training.save()
                 raise KeyboardInterrupt
             training.end_epoch()
-            if group.any_process(bool(interrupts)):
+            if any(group.agree([bool(interrupts)])[0]):
                 raise KeyboardInterrupt
     return training.history
 
@@ -139,7 +137,7 @@ class Training:
         self.optimizer, self.scaler = make_optimizer(model, method, self.optim), device.scaler()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.parts = {"model": model, "method": method, "optimizer": self.optimizer, "scaler": self.scaler}
-        self.history = load_checkpoint(self.folder / CHECKPOINT, self.parts, device.torch)
+        self.history = load_checkpoint(self.folder / CHECKPOINT, self.parts)
         if self.history.step:
             log.info("resuming after step %d, in epoch %d", self.history.step, self.history.epoch + 1)
         self.per_epoch = math.ceil(len(self.data) / self.optim.batch_size)
@@ -149,7 +147,6 @@ class Training:
             log.warning("there are only %d updates in total: try more epochs or a higher lr", self.num_steps)
         self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
         self.last_save, self.saved_step = time.monotonic(), self.history.step
-        self.table = row_table(model) if 1 < group.size <= MAX_MARKS else None
 
     @property
     def state(self) -> str:
@@ -190,27 +187,14 @@ class Training:
         remaining = min(self.per_epoch - history.position, self.num_steps - history.step)
         position = (self.seed, history.epoch, history.position)
         updates = islice(epoch_updates(self.data, self.optim, *position, self.group), remaining)
-        return self.device.prefetch(
-            replace(update, batches=list(map(self.device.move, update.batches)), tokens=self._marks(update))
-            for update in updates
-        )
+        for update in updates:
+            yield replace(update, batches=list(map(self.device.move, update.batches)))
 
-    def _marks(self, update: Update) -> Tensor | None:
-        """Return marks of the token ids of ``update``, if processes add gradients of the embedding by rows."""
-        if self.table is None:
-            return None
-        marks = torch.zeros(-(-self.table.num_embeddings // 8) * 8, dtype=torch.uint8)
-        marks[PADDING] = 1  # models that run padded look it up
-        for batch in update.batches:
-            marks[batch.input_ids] = 1
-        return marks
-
-    def step(self, update: Update, totals_2: Tensor | None = None, tokens: Tensor | None = None) -> None:
+    def step(self, update: Update, totals_2: Tensor | None = None) -> None:
         """Take one optimizer step for ``update``, over the batches of all processes.
 
         Args:
-            totals_2, tokens: counts and token ids of all processes, as ``ProcessGroup.agree`` returns them; not needed
-                by a single process.
+            totals_2: counts of all processes, as ``ProcessGroup.agree`` returns them; None if there is one process.
         """
         history, optim = self.history, self.optim
         progress = self.progress
@@ -219,7 +203,8 @@ class Training:
         for batch in weighted_batches(update, totals_2):
             _add(means, self._backward(batch, progress))
             _add(diagnostics, self.method.diagnostics(), batch.weights["example"])
-        self._add_gradients([*means.values(), *diagnostics.values()], tokens)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        self.group.all_reduce_sum([*means.values(), *diagnostics.values(), *gradients])
         self.method.end_update(means, update.num_examples)
         rate = learning_rate(optim, history.step, self.num_steps)
         for group in self.optimizer.param_groups:
@@ -239,28 +224,11 @@ class Training:
         losses = {f"loss/{name}": loss for name, loss in self.method.weighted_losses(means).items()}
         self.meter.add(losses | diagnostics, rate)
 
-    def _add_gradients(self, values: list[Tensor], tokens: Tensor | None) -> None:
-        """Replace ``values`` and all gradients by their sums over the processes.
-
-        Of a large embedding, only the rows of ``tokens`` are added: all other rows of its gradient are 0.
-        """
-        table = self.table.weight if self.table is not None and tokens is not None else None
-        values += [p.grad for p in self.parameters if p.grad is not None and p is not table]
-        if table is None or table.grad is None:
-            self.group.all_reduce_sum(values)
-            return
-        assert self.table is not None
-        assert tokens is not None
-        rows = rows_of(self.table, tokens)
-        part = table.grad.index_select(0, rows)
-        self.group.all_reduce_sum([*values, part])
-        table.grad.index_copy_(0, rows, part)
-
     def _backward(self, batch: Batch, progress: Progress) -> dict[str, Tensor]:
         """Add the gradient of this batch's part of the loss; return its part of the mean of each unweighted term."""
         student_needs, teacher_needs = self.method.needs
         targets = self.teacher(batch, progress, teacher_needs)
-        with self.device.forward(self.model):
+        with self.device.autocast():
             features = extract(self.model, batch, student_needs)
         means = self.method(features.full(), targets, batch, progress)
         loss = torch.stack(list(self.method.weighted_losses(means).values())).sum()
@@ -317,7 +285,7 @@ class Training:
         """Check that the losses are finite, so that no diverged state is ever saved, then write the checkpoint."""
         self.meter.flush()
         if self.group.is_main:
-            save_checkpoint(self.folder / CHECKPOINT, self.history, self.parts, self.device.torch)
+            save_checkpoint(self.folder / CHECKPOINT, self.history, self.parts)
         self.meter.restart()
         self.last_save, self.saved_step = time.monotonic(), self.history.step
 
