@@ -60,11 +60,10 @@ def all_folders() -> list[Path]:
 
 
 def choices(group: str) -> list[str]:
-    """Return the names that can be chosen in ``group``, sorted."""
+    """Return the names that can be chosen in ``group``, sorted; files whose names begin with _ are shared by others."""
     roots = [folder / group for folder in all_folders()]
-    return sorted(
-        {file.relative_to(root).with_suffix("").as_posix() for root in roots for file in root.rglob("*.yaml")}
-    )
+    files = [file.relative_to(root).with_suffix("") for root in roots for file in root.rglob("*.yaml")]
+    return sorted({file.as_posix() for file in files if not file.name.startswith("_")})
 
 
 def groups() -> list[str]:
