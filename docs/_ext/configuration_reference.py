@@ -66,7 +66,7 @@ INTRODUCTION = """This page is generated from the schemas and from `conf/`.
 
 
 def _choices(group: Path) -> list[Path]:
-    return sorted(group.rglob("*.yaml"))
+    return sorted(group.rglob("[!_]*.yaml"))
 
 
 def _fields(schema: type[BaseModel]) -> list[str]:
