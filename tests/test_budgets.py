@@ -64,7 +64,19 @@ def test_a_package_that_grows_by_more_than_a_tenth_is_over() -> None:
 
 def test_code_lines_leave_out_comments_and_docstrings(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
-    file.write_text('"""Doc\n\nstring."""\n\n# comment\nX = (\n    1,  # one\n)\n\n\ndef f():\n    """Doc."""\n    return """a\nb"""\n')
+    lines = [
+        '"""Doc',
+        'string."""',
+        "# comment",
+        "X = (",
+        "    1,  # one",
+        ")",
+        "def f():",
+        '    """Doc."""',
+        '    return """a',
+        'b"""',
+    ]
+    file.write_text("\n".join(lines))
     assert code_lines(file) == 3 + 1 + 2
 
 
