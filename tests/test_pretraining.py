@@ -255,12 +255,6 @@ def test_an_array_grows_on_disk(tmp_path: Path) -> None:
 def test_packing_loses_no_token(lengths: list[list[int]], room: int) -> None:
     source = documents(lengths)
     blocks = [first for first, _, _ in packed_examples(source, room, separator=0)]
-    with pytest.MonkeyPatch.context() as patch:  # what is read at once makes no difference
-        patch.setattr(examples, "GROUP_TOKENS", 5)
-        patch.setattr(examples, "GROUP_DOCUMENTS", 3)
-        assert [*map(str, (first for first, _, _ in packed_examples(source, room, 0)))] == [*map(str, blocks)]
-        texts = [str(first) for first, _, _ in passage_examples(source, room)]
-    assert texts == [str(first) for first, _, _ in passage_examples(source, room)]
     assert all(len(block) == room for block in blocks[:-1])
     assert 1 <= len(blocks[-1]) <= room
     together = np.concatenate(blocks)
@@ -344,15 +338,15 @@ def test_an_interruption_loses_one_portion(
         (tmp_path / name).mkdir()
     write_examples(tmp_path / "whole", texts, "train", tokenizer)
     calls = list[list[str]]()
-    encode = examples._encoder(tokenizer)
+    encode = examples.token_ids
 
-    def encode_some(part: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_some(tokenizer: Any, part: list[str]) -> list[list[int]]:
         if len(calls) == stop:
             raise KeyboardInterrupt
         calls.append(part)
-        return encode(part)
+        return encode(tokenizer, part)
 
-    monkeypatch.setattr(examples, "_encoder", lambda _: encode_some)
+    monkeypatch.setattr(examples, "token_ids", encode_some)
     with pytest.raises(KeyboardInterrupt):
         write_examples(tmp_path / "stopped", texts, "train", tokenizer)
     # A killed process leaves half of a portion as well.
@@ -360,11 +354,11 @@ def test_an_interruption_loses_one_portion(
         file.write(b"half")
     portions = list[list[str]]()
 
-    def encode_rest(part: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_rest(tokenizer: Any, part: list[str]) -> list[list[int]]:
         portions.append(part)
-        return encode(part)
+        return encode(tokenizer, part)
 
-    monkeypatch.setattr(examples, "_encoder", lambda _: encode_rest)
+    monkeypatch.setattr(examples, "token_ids", encode_rest)
     write_examples(tmp_path / "stopped", texts, "train", tokenizer)
     assert len(portions) == len(list(texts.documents("train"))) - stop
     files = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
@@ -378,8 +372,7 @@ def test_token_ids_take_as_few_bytes_as_their_vocabulary_allows(
     """Wikipedia and books are 4 billion tokens: 8 GB instead of 20; the largest id must survive."""
     monkeypatch.setattr(type(tokenizer), "__len__", lambda self: size)
     ids = [size - 1, 7]
-    encode = lambda texts: (np.tile(ids, len(texts)), np.full(len(texts), len(ids)))  # noqa: E731
-    monkeypatch.setattr(examples, "_encoder", lambda _: encode)
+    monkeypatch.setattr(examples, "token_ids", lambda _, texts: [ids] * len(texts))
     write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
     tokens = TokenSplit(tmp_path)
     assert tokens.ids.dtype == dtype
@@ -388,73 +381,15 @@ def test_token_ids_take_as_few_bytes_as_their_vocabulary_allows(
     assert tokens.token_ids.max() == size - 1
 
 
-def test_slow_and_fast_tokenizers_give_the_same_tokens(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A portion is tokenized without special tokens, truncation and padding, whatever the tokenizer was used for."""
-    texts = [*corpus().texts("validation")][:20]
-    tokenizer(texts, truncation=True, max_length=4, padding=True)
-    fast = token_ids(tokenizer, texts)
-    assert fast == tokenizer(texts, add_special_tokens=False)["input_ids"]
-    monkeypatch.setattr(type(tokenizer), "is_fast", False)
-    assert token_ids(tokenizer, texts) == fast
-
-
-def token_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    ids, lengths = examples._encoder(tokenizer)(texts)
-    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
-
-
-CONTROLS = " \t\n\r\x0b\x1c\x85\xa0\u2028\u3000\u200d\ufeff\x00\ufffd"
-SIGNS = st.text(st.one_of(st.sampled_from(f"{CONTROLS}\u0301\u05b0ΣİßéAa1.,-'#文한"), st.characters(codec="utf-8")))
-WORDS = st.sampled_from(["[MASK]", "[SEP]", "the", "The", "network", "##work", "...", "a" * 120])
-
-
-@given(st.lists(st.lists(st.one_of(SIGNS, WORDS), max_size=6).map(" ".join), min_size=1, max_size=4), st.booleans())
-def test_words_that_are_encoded_once_give_the_tokens_of_the_text(
-    tokenizer: Any, texts: list[str], lowercase: bool
+def test_tokens_do_not_depend_on_what_the_tokenizer_was_used_for(
+    tokenizer: Any,
 ) -> None:
-    """Parts between spaces must be independent: whatever the controls, marks and signs beside the space."""
-    backend = tokenizer.backend_tokenizer
-    normalizer = backend.normalizer
-    try:
-        backend.normalizer = type(normalizer)(lowercase=lowercase)
-        assert examples._words_are_independent(backend)
-        encodings = backend.encode_batch(texts, add_special_tokens=False)
-        assert token_ids(tokenizer, texts) == [encoding.ids for encoding in encodings]
-    finally:
-        backend.normalizer = normalizer
-
-
-def test_words_are_encoded_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only BERT's kind of tokenizer may: with another one, a space belongs to a word, or the whole text decides."""
-    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
-
-    seen = list[list[str]]()
-
-    def encode(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        seen.append(texts)
-        return examples._concatenated([[len(text)] * len(text) for text in texts])
-
-    monkeypatch.setattr(examples, "MAX_WORDS", 3)
-    encoder = examples._WordEncoder(encode)
-    for texts, encoded in (
-        (["a bb a", "", "bb  a"], ["a", "bb", ""]),
-        (["a bb", "ccc a"], ["ccc"]),
-        (["a bb", "ccc a"], ["a", "bb", "ccc"]),  # more words than are kept: again from the start
-    ):
-        ids, lengths = encoder(texts)
-        assert seen.pop() == encoded
-        parts = [[len(word) for word in text.split() for _ in word] for text in texts]
-        assert [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] == parts
-
-    bert = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    assert examples._words_are_independent(bert)
-    others = [Tokenizer.from_str(bert.to_str()) for _ in range(5)]
-    others[0].pre_tokenizer = pre_tokenizers.ByteLevel()
-    others[1].pre_tokenizer = pre_tokenizers.Metaspace()
-    others[2].normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    others[3].add_tokens([AddedToken("new york", normalized=False)])
-    others[4].model = models.BPE()
-    assert not any(map(examples._words_are_independent, others))
+    """A portion is tokenized without special tokens, truncation and padding."""
+    texts = [*corpus().texts("validation")][:20]
+    expected = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    tokenizer(texts, truncation=True, max_length=4, padding=True)
+    assert examples.token_ids(tokenizer, texts) == expected
+    assert examples.token_ids(tokenizer, []) == []
 
 
 def test_passages_are_what_the_tokenizer_gives(tokenizer: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from shutil import disk_usage
 from typing import Any
 
 from filelock import FileLock
+from tqdm import tqdm
 
 from distill_runner.common.files import atomic_replacement, file_sha256
 from distill_runner.common.hub import Commit, HubError, cache_folder, connect, hub_error, is_offline, with_retries
@@ -35,40 +36,45 @@ def download(commit: Commit, patterns: Sequence[str], revision: str | None = Non
         OSError: the disk is full.
     """
     from huggingface_hub import snapshot_download
-    from tqdm import tqdm
-
-    class NoBar(tqdm):
-        """Progress bar of ``snapshot_download`` that draws nothing: large files have bars of their own."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
 
     if (missing := missing_files(commit, patterns)) == []:
         return commit.folder
     connect()
     size, started = sum(file.size for file in missing or []), time.monotonic()
-    _require_space(commit, size)
+    cache = cache_folder(commit.repo_type, commit.name)
+    if cache.exists() and size > (free := disk_usage(cache).free):
+        problem = f"needs {size / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free in {cache.parent}"
+        raise HubError(problem, "Free some space, or set HF_HOME to a folder on a larger disk.", temporary=True)
     if size >= LARGE_FILE:
         log.info("downloading %s: %.1f MB", commit.name, size / 1e6)
     try:
         for file in missing or []:
             if file.size >= LARGE_FILE:
                 _download_large_file(commit, file.path)
-        options: dict[str, Any] = {"repo_type": commit.repo_type, "revision": commit.sha, "tqdm_class": NoBar}
+        options: dict[str, Any] = {"repo_type": commit.repo_type, "revision": commit.sha, "tqdm_class": _NoBar}
         folder = with_retries(lambda: snapshot_download(commit.name, allow_patterns=list(patterns), **options))
     except KeyboardInterrupt:
-        repository = cache_folder(commit.repo_type, commit.name)
-        log.warning("the files downloaded so far are kept in %s: repeat the command to resume", repository)
+        log.warning("the files downloaded so far are kept in %s: repeat the command to resume", cache)
         raise
     except Exception as error:
-        if commit.folder.is_dir() and is_offline(error) and file_names(commit) is None:
+        if commit.folder.is_dir() and is_offline(error) and file_ids(commit) is None:
             return commit.folder  # downloaded by another program, which stored no list of files
         raise hub_error(error, commit.repo_type, commit.name, revision) from error
     if size >= LARGE_FILE:
         log.info("downloaded %s in %.0f s", commit.name, time.monotonic() - started)
     if revision and revision != commit.sha:
-        _record_revision(commit, revision)
+        ref = cache / "refs" / revision
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_replacement(ref) as new_file:
+            new_file.write_text(commit.sha, encoding="utf-8")
     return Path(folder)
+
+
+class _NoBar(tqdm):
+    """Progress bar of ``snapshot_download`` that draws nothing: large files have bars of their own."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "disable": True})
 
 
 def _download_large_file(commit: Commit, path: str) -> None:
@@ -84,7 +90,6 @@ def _download_large_file(commit: Commit, path: str) -> None:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-    from tqdm import tqdm
 
     url = hf_hub_url(commit.name, path, repo_type=commit.repo_type, revision=commit.sha)
     headers = build_hf_headers()
@@ -112,12 +117,6 @@ def _download_large_file(commit: Commit, path: str) -> None:
             part.unlink()
             raise OSError(f"{path} was damaged during the download")
         part.rename(blob)
-
-
-def file_names(commit: Commit) -> list[str] | None:
-    """Return the paths of the commit's files; None if the cache holds no list of them."""
-    files = file_ids(commit)
-    return None if files is None else list(files)
 
 
 def file_ids(commit: Commit) -> dict[str, str] | None:
@@ -151,22 +150,7 @@ def matching_files(files: Iterable[str], patterns: Sequence[str]) -> list[str]:
 
 def missing_files(commit: Commit, patterns: Sequence[str]) -> list[Any] | None:
     """Return the files that match ``patterns`` and are not in the cache; None if the cache holds no list of files."""
-    files = _listed_files(commit)
+    files, folder = _listed_files(commit), commit.folder
     if files is None:
         return None
-    folder = commit.folder
     return [file for file in files if matching_files([file.path], patterns) and not (folder / file.path).exists()]
-
-
-def _require_space(commit: Commit, size: int) -> None:
-    folder = cache_folder(commit.repo_type, commit.name)
-    if folder.exists() and size > (free := disk_usage(folder).free):
-        problem = f"needs {size / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free in {folder.parent}"
-        raise HubError(problem, "Free some space, or set HF_HOME to a folder on a larger disk.", temporary=True)
-
-
-def _record_revision(commit: Commit, revision: str) -> None:
-    file = cache_folder(commit.repo_type, commit.name) / "refs" / revision
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_replacement(file) as new_file:
-        new_file.write_text(commit.sha, encoding="utf-8")

@@ -83,8 +83,7 @@ def hub_error(error: Exception, repo_type: RepoType, name: str, revision: str | 
         if isinstance(cause, RevisionNotFoundError):
             return HubError(f"has no revision '{revision}'", "Its branches, tags and commits are on the hub's page.")
         if isinstance(cause, RepositoryNotFoundError | HFValidationError):
-            repository = repo_type
-            return HubError(f"neither a folder here nor a {repository} on the hub")
+            return HubError(f"neither a folder here nor a {repo_type} on the hub")
         if isinstance(cause, OSError) and cause.errno in DISK_FULL:
             raise cause
         if isinstance(cause, HfHubHTTPError):
@@ -116,40 +115,31 @@ def with_retries(request: Callable[[], Value], progress: Callable[[], int] = lam
             if progress() > num_bytes:
                 tries, num_bytes = 0, progress()
             tries += 1
-            wait = _seconds_to_wait(error, tries)
-            if wait is None:
+            max_tries, requested_wait = _retries(error)
+            wait = requested_wait or min(2.0 ** (tries - 1), 8.0)
+            if tries >= max_tries or wait > LONGEST_WAIT:
                 raise
             if wait >= 2:
                 log.info("the hub: %s; trying again in %.0f s", root_cause(error), wait)
             time.sleep(wait)
 
 
-def _seconds_to_wait(error: Exception, tries: int) -> float | None:
-    """Return the seconds to wait before the next try after ``tries`` failures; None if another try is of no use."""
+def _retries(error: Exception) -> tuple[int, float]:
+    """Return how often a request is tried that fails in this way, and the seconds to wait that the hub asks for."""
     from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+    from huggingface_hub.utils import httpx, parse_ratelimit_headers  # type: ignore[attr-defined]
 
-    backoff = min(2.0 ** (tries - 1), 8.0)
     for cause in causes(error):
         if isinstance(cause, HfHubHTTPError):
-            retries = TRIES if cause.response.status_code in TEMPORARY_STATUSES else 0
-            backoff = _requested_wait(cause.response.headers) or backoff
-        elif isinstance(cause, httpx.ConnectError | httpx.TimeoutException):
-            retries = TRIES_TO_CONNECT
-        elif isinstance(cause, httpx.NetworkError | httpx.RemoteProtocolError):
-            retries = TRIES
-        else:
-            continue
-        return backoff if tries < retries and backoff <= LONGEST_WAIT else None
-    return None
-
-
-def _requested_wait(headers: Any) -> float | None:
-    """Return the seconds to wait, from ``Retry-After`` or the hub's own rate limit header; None if neither is there."""
-    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
-
-    seconds, limit = headers.get("Retry-After", ""), parse_ratelimit_headers(headers)
-    return float(seconds) if re.fullmatch(r"\d+", seconds) else float(limit.reset_in_seconds) if limit else None
+            headers = cause.response.headers
+            seconds, limit = headers.get("Retry-After", ""), parse_ratelimit_headers(headers)
+            wait = float(seconds) if re.fullmatch(r"\d+", seconds) else float(limit.reset_in_seconds) if limit else 0.0
+            return (TRIES if cause.response.status_code in TEMPORARY_STATUSES else 0), wait
+        if isinstance(cause, httpx.ConnectError | httpx.TimeoutException):
+            return TRIES_TO_CONNECT, 0.0
+        if isinstance(cause, httpx.NetworkError | httpx.RemoteProtocolError):
+            return TRIES, 0.0
+    return 0, 0.0
 
 
 # Repositories and commits
@@ -178,6 +168,10 @@ class Commit:
         return cache_folder(self.repo_type, self.name) / "snapshots" / self.sha
 
 
+_RESOLVED: dict[str, "Commit | HubError"] = {}
+"""What this process has resolved, by ``repo_type:name@revision``; with errors, so that the hub is asked once."""
+
+
 def resolve_commit(repo_type: RepoType, name: str, revision: str | None) -> Commit:
     """Return the commit that ``revision`` (``main`` by default) points to.
 
@@ -186,7 +180,19 @@ def resolve_commit(repo_type: RepoType, name: str, revision: str | None) -> Comm
     Raises:
         HubError: the revision does not exist, or neither the hub nor an earlier download can resolve it.
     """
-    outcome = _resolved_commit(repo_type, name, revision or "main")
+    revision = revision or "main"
+    key = f"{repo_type}:{name}@{revision}"
+    if key not in _RESOLVED:
+        if inherited := _inherited_commits().get(key):
+            _RESOLVED[key] = Commit(repo_type, *inherited.split("@"))
+        elif re.fullmatch("[0-9a-f]{40}", revision):
+            _RESOLVED[key] = Commit(repo_type, name, revision)
+        else:
+            try:
+                _RESOLVED[key] = request_commit(repo_type, name, revision)
+            except HubError as error:
+                _RESOLVED[key] = error
+    outcome = _RESOLVED[key]
     if isinstance(outcome, HubError):
         raise outcome
     return outcome
@@ -195,12 +201,9 @@ def resolve_commit(repo_type: RepoType, name: str, revision: str | None) -> Comm
 @contextmanager
 def shared_commits() -> Iterator[None]:
     """Pass the commits resolved so far on to processes that are started in this context."""
-    with environment_variable(COMMITS, json.dumps({**_inherited_commits(), **_RESOLVED})):
+    own = {key: f"{c.name}@{c.sha}" for key, c in _RESOLVED.items() if isinstance(c, Commit)}
+    with environment_variable(COMMITS, json.dumps({**_inherited_commits(), **own})):
         yield
-
-
-_RESOLVED: dict[str, str] = {}
-"""Commits resolved by this process: ``repo_type:name@revision`` -> ``name@sha``."""
 
 
 def _inherited_commits() -> dict[str, str]:
@@ -210,32 +213,18 @@ def _inherited_commits() -> dict[str, str]:
 
 def forget_commits() -> None:
     """Forget the commits resolved by this process, so that the hub is asked again."""
-    _resolved_commit.cache_clear()
     _RESOLVED.clear()
-
-
-@cache
-def _resolved_commit(repo_type: RepoType, name: str, revision: str) -> Commit | HubError:
-    """Return the commit, or the error, which is cached as well so that a failing hub is not asked again."""
-    key = f"{repo_type}:{name}@{revision}"
-    try:
-        if inherited := _inherited_commits().get(key):
-            commit = Commit(repo_type, *inherited.split("@"))
-        elif re.fullmatch("[0-9a-f]{40}", revision):
-            commit = Commit(repo_type, name, revision)
-        else:
-            commit = request_commit(repo_type, name, revision)
-    except HubError as error:
-        return error
-    _RESOLVED[key] = f"{commit.name}@{commit.sha}"
-    return commit
 
 
 def request_commit(repo_type: RepoType, name: str, revision: str) -> Commit:
     """Ask the hub for a commit; without an answer, return the commit of the last download with a warning."""
     from huggingface_hub import HfApi
 
-    cached_sha = _cached_sha(repo_type, name, revision)
+    try:  # the commit at the last download
+        file = cache_folder(repo_type, name) / "refs" / revision
+        cached_sha = file.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        cached_sha = None
     try:
         connect()
         api = HfApi()
@@ -266,11 +255,3 @@ def cache_folder(repo_type: RepoType, name: str) -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser() / f"{repo_type}s--{name.replace('/', '--')}"
-
-
-def _cached_sha(repo_type: RepoType, name: str, revision: str) -> str | None:
-    """Return the commit that ``revision`` pointed to at the last download; None if there was none."""
-    try:
-        return (cache_folder(repo_type, name) / "refs" / revision).read_text(encoding="utf-8").strip() or None
-    except OSError:
-        return None

@@ -75,27 +75,6 @@ class ArrayFile:
         self.stream.close()
 
 
-class ArraySlices:
-    """Slices of a one-dimensional ``.npy`` file, each read when it is asked for.
-
-    Unlike a memory map, the file takes no part in the memory of the process.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._stream = file.open("rb", buffering=0)
-        np.lib.format.read_magic(self._stream)
-        (self._size,), _, self._dtype = np.lib.format.read_array_header_1_0(self._stream)
-        self._offset = self._stream.tell()
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, part: slice) -> np.ndarray:
-        start, stop, _ = part.indices(self._size)
-        self._stream.seek(self._offset + start * self._dtype.itemsize)
-        return np.fromfile(self._stream, self._dtype, max(0, stop - start))
-
-
 def uses_segment_ids(tokenizer: Any) -> bool:
     """Return whether a tokenizer gives the second text of a pair another segment id than the first.
 

@@ -142,7 +142,7 @@ class ModelSource:
 
     def _file_names(self, folder: Path) -> list[str]:
         """Return the names of all files, also of those of a commit that are not downloaded, where they are known."""
-        return (self.commit and downloads.file_names(self.commit)) or os.listdir(folder)
+        return list((self.commit and downloads.file_ids(self.commit)) or os.listdir(folder))
 
     @cached_property
     def _config(self) -> PreTrainedConfig:

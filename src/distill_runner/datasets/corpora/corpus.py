@@ -100,34 +100,30 @@ class CorpusPart(Dataset):
     def _documents(self, split: str, stream: bool) -> Iterator[list[str]]:
         document, previous_name, has_text = list[str](), None, False
         for number, row in enumerate(read_rows(self, split, download=not stream)):
-            texts = [self._text(row.get(column), column, number, split) for column in self.columns]
+            texts = []
+            for column in self.columns:
+                try:
+                    texts.append("" if is_missing(row.get(column)) else text_of(row[column]).strip())
+                except ValueError as error:
+                    problem = f"row {number} of split '{split}' holds {error}"
+                    raise UserError(f"{self.key}.columns", column, problem, "Name columns of texts.") from error
             name = row.get(self.document_column) if self.document_column else None
-            if document and self._starts_document(number, texts, name != previous_name):
+            if self.document_column:
+                is_start = name != previous_name
+            elif self.document_start:
+                is_start = re.match(self.document_start, texts[0]) is not None
+            else:
+                is_start = number % self.rows_per_document == 0
+            if document and is_start:
                 yield document
                 document = []
-            document.extend(text for text in texts if text)
+            document.extend(filter(None, texts))
             previous_name = name
             has_text = has_text or bool(document)
         if document:
             yield document
         if not has_text:
             raise UserError(self.split_key(split), split, f"no text in the column {', '.join(self.columns)}")
-
-    def _text(self, value: Any, column: str, row: int, split: str) -> str:
-        """Return a cell as text, an empty one if it holds no value; raises a ``UserError`` for a list and the like."""
-        try:
-            return "" if is_missing(value) else text_of(value).strip()
-        except ValueError as error:
-            problem = f"row {row} of split '{split}' holds {error}"
-            raise UserError(f"{self.key}.columns", column, problem, "Name columns of texts.") from error
-
-    def _starts_document(self, number: int, texts: list[str], has_new_name: bool) -> bool:
-        """Return whether row ``number`` begins a new document."""
-        if self.document_column:
-            return has_new_name
-        if self.document_start:
-            return bool(re.match(self.document_start, texts[0]))
-        return number % self.rows_per_document == 0
 
 
 class Mixture(Schema):

@@ -20,7 +20,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.files import atomic_replacement
 from distill_runner.common.process import environment_variable
 from distill_runner.datasets.corpora.corpus import Corpus, SplitName
-from distill_runner.datasets.tokenization import ArrayFile, ArraySlices, SpecialTokens
+from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens
 
 IS_NEXT, IS_RANDOM = 0, 1
 """Labels of next sentence prediction, numbered as in BERT's own head."""
@@ -28,17 +28,10 @@ PAIR_SEED = 0
 PORTION_CHARACTERS, PORTION_DOCUMENTS = 4_000_000, 10_000
 """Text per tokenizer call, and the work that an interruption loses."""
 EXAMPLES_PER_WRITE = 1000
-GROUP_TOKENS, GROUP_DOCUMENTS = 1_000_000, 1000
-"""Tokens and documents that are read at once to cut them into examples; at least one document."""
-MAX_WORDS = 500_000
-"""Words whose tokens are kept in memory, about 100 MB."""
 ARRAYS = {"ids": np.int32, "sentences": np.int64, "documents": np.int64}
 """Arrays of tokenized documents: the attributes of ``Documents``."""
 SENTENCE_END = re.compile(r"""(?<=[.!?])(?P<closing>["')\]]*)\s+(?=["'(\[]*[A-Z0-9])|\n+""")
 
-Array = np.ndarray | ArraySlices
-Encode = Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
-"""Function that returns the tokens of all texts without special tokens, and the number of tokens of each text."""
 Example = tuple[np.ndarray, np.ndarray | None, int | None]
 """Tokens of the first segment, tokens of the second segment or None, and label of the pair or None."""
 
@@ -53,9 +46,9 @@ class Documents:
         documents: (D + 1,), number of the first sentence of each of D documents, and the end of the last one.
     """
 
-    ids: Array
-    sentences: Array
-    documents: Array
+    ids: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
 
     def __len__(self) -> int:
         return len(self.documents) - 1
@@ -64,18 +57,6 @@ class Documents:
         """Return the start in ``ids`` of each sentence of document ``number``, and the end of the last one."""
         first, last = self.documents[number : number + 2]
         return self.sentences[first : last + 1]
-
-    def groups(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield consecutive documents: tokens, start of each document, start of each sentence and end of the last."""
-        first = 0
-        while first < len(self):
-            numbers = self.documents[first : first + GROUP_DOCUMENTS + 1]
-            bounds = self.sentences[numbers[0] : numbers[-1] + 1]
-            starts = bounds[numbers - numbers[0]]
-            count = max(1, int(np.searchsorted(starts, starts[0] + GROUP_TOKENS, "right")) - 1)
-            ids, bounds = self.ids[starts[0] : starts[count]], bounds[: numbers[count] - numbers[0] + 1]
-            yield ids, starts[:count] - starts[0], bounds - starts[0]
-            first += count
 
     @classmethod
     def tokenize(cls, texts: Iterable[list[str]], tokenizer: Any, folder: Path) -> "Documents":
@@ -86,8 +67,7 @@ class Documents:
         folder.mkdir(exist_ok=True)
         progress, sizes = folder / "progress.json", dict.fromkeys(ARRAYS, 0)
         if progress.exists():
-            saved = json.loads(progress.read_text(encoding="utf-8"))
-            sizes = saved if saved.keys() == sizes.keys() else sizes  # an earlier version saved other arrays
+            sizes = json.loads(progress.read_text(encoding="utf-8"))
         with ExitStack() as stack:
             ids, sentences, documents = files = [
                 stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype, sizes[name]))
@@ -96,18 +76,17 @@ class Documents:
             if not documents.size:
                 sentences.append([0])
                 documents.append([0])
-            encode = _encoder(tokenizer)
             for portion in _portions(islice(texts, documents.size - 1, None)):
-                tokens, lengths = encode([text for document in portion for text in document])
+                tokens = token_ids(tokenizer, [text for document in portion for text in document])
                 documents.append(sentences.size - 1 + np.cumsum(list(map(len, portion))))
-                sentences.append(ids.size + np.cumsum(lengths))
-                ids.append(tokens)
+                sentences.append(ids.size + np.cumsum(list(map(len, tokens))))
+                ids.append(np.fromiter(chain.from_iterable(tokens), np.int32))
                 for file in files:
                     file.flush()
                 with atomic_replacement(progress) as partial:
                     sizes = {name: file.size for name, file in zip(ARRAYS, files, strict=True)}
                     partial.write_text(json.dumps(sizes), encoding="utf-8")
-        return cls(*(ArraySlices(folder / f"{name}.npy") for name in ARRAYS))
+        return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS))
 
 
 def _portions(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
@@ -123,87 +102,20 @@ def _portions(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
         yield portion
 
 
-def _encoder(tokenizer: Any) -> Encode:
-    """Return a function that gives the tokens of texts; a fast tokenizer uses all threads of this process."""
-    if not tokenizer.is_fast:
-        options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        return lambda texts: _concatenated(tokenizer(texts, **options)["input_ids"])
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-
-    def encode(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        threads = str(torch.get_num_threads())
-        with environment_variable("TOKENIZERS_PARALLELISM", "true"), environment_variable("RAYON_NUM_THREADS", threads):
-            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-        return _concatenated([encoding.ids for encoding in encodings])
-
-    return _WordEncoder(encode) if _words_are_independent(backend) else encode
-
-
-def _concatenated(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of all texts, and the number of ids of each text."""
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    return np.fromiter(chain.from_iterable(ids), np.int32, lengths.sum()), lengths
-
-
-def _words_are_independent(backend: Any) -> bool:
-    """Return whether the tokens of a text are those of the parts between its spaces, as with BERT's tokenizers.
-
-    BERT's normalizer changes characters one by one, its pre-tokenizer drops spaces, and WordPiece divides single words.
-    """
-    from tokenizers import models, normalizers, pre_tokenizers
-
-    return (
-        isinstance(backend.normalizer, normalizers.BertNormalizer)
-        and isinstance(backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
-        and isinstance(backend.model, models.WordPiece)
-        and not any(token.normalized or " " in token.content for token in backend.get_added_tokens_decoder().values())
-    )
-
-
-class _Numbers(dict[str, int]):
-    """Numbers of words, in the order of their first use."""
-
-    def __missing__(self, word: str) -> int:
-        number = self[word] = len(self)
-        return number
-
-
-class _WordEncoder:
-    """Give the same tokens as ``encode``, but encode each part between spaces once: few words make most text."""
-
-    def __init__(self, encode: Encode) -> None:
-        self._encode = encode
-        self._clear()
-
-    def _clear(self) -> None:
-        self._numbers = _Numbers()
-        self._ids, self._lengths = _concatenated([])
-
-    def __call__(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        if (num_kept := len(self._numbers)) > MAX_WORDS:
-            self._clear()
-            num_kept = 0
-        words, counts = list[int](), list[int]()
-        for text in texts:
-            parts = text.split(" ")
-            words.extend(map(self._numbers.__getitem__, parts))
-            counts.append(len(parts))
-        ids, lengths = self._encode(list(islice(self._numbers, num_kept, None)))
-        self._ids, self._lengths = np.append(self._ids, ids), np.append(self._lengths, lengths)
-        words_W, starts = np.array(words, dtype=np.int64), np.cumsum(self._lengths) - self._lengths
-        lengths_W = self._lengths[words_W]
-        ends_W = np.cumsum(lengths_W)
-        positions = np.arange(ends_W[-1]) + np.repeat(starts[words_W] - ends_W + lengths_W, lengths_W)
-        return self._ids[positions], np.add.reduceat(lengths_W, np.cumsum([0, *counts[:-1]], dtype=np.int64))
+def token_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Return the tokens of each text without special tokens; a fast tokenizer uses all threads of this process."""
+    options = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
+    threads = str(torch.get_num_threads())
+    with environment_variable("TOKENIZERS_PARALLELISM", "true"), environment_variable("RAYON_NUM_THREADS", threads):
+        ids: list[list[int]] = tokenizer(texts, verbose=False, **options)["input_ids"] if texts else []
+    return ids
 
 
 def passage_examples(documents: Documents, size: int) -> Iterator[Example]:
     """Yield each text as a separate example, truncated to ``size`` tokens."""
-    for ids, _, bounds in documents.groups():
-        texts = (ids[first : min(last, first + size)] for first, last in pairwise(bounds.tolist()))
-        yield from ((text, None, None) for text in texts if len(text))
+    for first, last in pairwise(documents.sentences):
+        if first < last:
+            yield documents.ids[first : min(last, first + size)], None, None
 
 
 def packed_examples(documents: Documents, size: int, separator: int) -> Iterator[Example]:
@@ -212,8 +124,10 @@ def packed_examples(documents: Documents, size: int, separator: int) -> Iterator
     The token ``separator`` is inserted between two documents. No token is lost.
     """
     block = np.empty(0, dtype=np.int32)
-    for number, (ids, starts, _) in enumerate(documents.groups()):
-        block = np.concatenate([block, np.insert(ids, starts if number else starts[1:], separator)])
+    for number in range(len(documents)):
+        bounds = documents.bounds_of(number)
+        border = np.full(1 if number else 0, separator, dtype=np.int32)
+        block = np.concatenate([block, border, documents.ids[bounds[0] : bounds[-1]]])
         end = len(block) // size * size
         yield from ((piece, None, None) for piece in block[:end].reshape(-1, size))
         block = block[end:]
@@ -240,14 +154,25 @@ def pair_examples(documents: Documents, size: int, short: float) -> Iterator[Exa
             target = int(rng.integers(2, size + 1)) if rng.random() < short else size
             end = _end_of_target(bounds, start, target)
             middle = start + (int(rng.integers(1, end - start)) if end - start > 1 else 1)
-            first = documents.ids[bounds[start] : bounds[middle]]
+            first = [int(bounds[start]), int(bounds[middle])]
             if end - start > 1 and (rng.random() < 0.5 or len(documents) == 1):
-                second, label, start = documents.ids[bounds[middle] : bounds[end]], IS_NEXT, end
+                second, label, start = [int(bounds[middle]), int(bounds[end])], IS_NEXT, end
             elif len(documents) == 1:
                 return  # one sentence is left, and there is no other document to pair it with
             else:
-                second, label, start = _random_segment(documents, number, target - len(first), rng), IS_RANDOM, middle
-            yield *_truncate_pair(first, second, size, rng), label
+                other = int(rng.integers(len(documents) - 1))
+                places = documents.bounds_of(other + (other >= number))
+                place = int(rng.integers(len(places) - 1))
+                stop = _end_of_target(places, place, target - (first[1] - first[0]))
+                second, label, start = [int(places[place]), int(places[stop])], IS_RANDOM, middle
+            # Tokens are removed from the front or back, at random, of the longer segment.
+            for draw in rng.random(max(0, first[1] - first[0] + second[1] - second[0] - size)):
+                longer = first if first[1] - first[0] > second[1] - second[0] else second
+                if draw < 0.5:
+                    longer[0] += 1
+                else:
+                    longer[1] -= 1
+            yield documents.ids[slice(*first)], documents.ids[slice(*second)], label
 
 
 def _without_empty(documents: Documents) -> Documents:
@@ -262,29 +187,6 @@ def _end_of_target(bounds: np.ndarray, start: int, target: int) -> int:
     """Return the end of the sentences from ``start`` that have ``target`` tokens together, or the last end."""
     end = int(np.searchsorted(bounds, bounds[start] + target))
     return min(max(end, start + 1), len(bounds) - 1)
-
-
-def _random_segment(documents: Documents, excluded: int, target: int, rng: np.random.Generator) -> np.ndarray:
-    """Return about ``target`` tokens from a random place of a random document other than number ``excluded``."""
-    other = int(rng.integers(len(documents) - 1))
-    bounds = documents.bounds_of(other + (other >= excluded))
-    start = int(rng.integers(len(bounds) - 1))
-    return documents.ids[bounds[start] : bounds[_end_of_target(bounds, start, target)]]
-
-
-def _truncate_pair(
-    first: np.ndarray, second: np.ndarray, size: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Remove tokens from the front or back, at random, of the longer segment until both have ``size`` tokens."""
-    bounds = [[0, len(first)], [0, len(second)]]
-    for draw in rng.random(max(0, len(first) + len(second) - size)):
-        (start, end), (other_start, other_end) = bounds
-        longer = bounds[0] if end - start > other_end - other_start else bounds[1]
-        if draw < 0.5:
-            longer[0] += 1
-        else:
-            longer[1] -= 1
-    return first[slice(*bounds[0])], second[slice(*bounds[1])]
 
 
 def sentences_of(text: str) -> list[str]:
@@ -315,8 +217,7 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
         texts = ([part for text in document for part in sentences_of(text)] for document in texts)
     tokenized = folder / "tokenized"
     documents = Documents.tokenize(texts, tokenizer, tokenized)
-    is_passages = corpus.examples == "passages"
-    cut = sum(int((np.diff(bounds) > size).sum()) for *_, bounds in documents.groups()) if is_passages else 0
+    cut = np.count_nonzero(np.diff(documents.sentences) > size) if corpus.examples == "passages" else 0
     dtypes: dict[str, type] = {"ids": np.uint16 if len(tokenizer) <= 2**16 else np.int32, "offsets": np.int64}
     dtypes |= {"segments": np.int8, "labels": np.int64} if is_paired else {}
     with ExitStack() as stack:
