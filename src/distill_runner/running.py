@@ -5,8 +5,9 @@ import logging
 import math
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 import yaml
 
 from distill_runner.commands.track import SENT, record_sent, run_settings, send, send_result, tracker_config, was_sent
-from distill_runner.common.account import AccountLine, account_entries, account_line
+from distill_runner.common.account import AccountLine, account_entries
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.library_switches import computation_mode, limit_threads, quiet_transformers
 from distill_runner.common.process import num_launched
@@ -74,6 +75,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     if run.plan:
         for row in paper_comparison(settings):
             log.info("%s", row)
+    limit_threads(num_threads(run.runtime.threads))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     store = Store(run.store.dir)
     with store.protected():
@@ -117,16 +119,22 @@ class _Run:
         for warning in position_warnings(stage):
             log.warning("%s", warning)
         if self.config.plan:
-            limit_threads(num_threads(self.config.runtime.threads))
+            from distill_runner.sweeping.plan import cost_of_run
+
             log_account(self._account())
-            self._log_assumptions_and_cost()
+            assumptions = [*self._assumptions_of_files(), *stage_assumptions(stage)]
+            log.info("%s", "\n  ".join(["assumptions, where a paper is silent:", *assumptions]))
+            log.info("%s", cost_of_run(stage, self.config.store.dir, runtime))
             stages = [{"name": part.name, "key": part.key, "hit": part.hit} for part in artifacts]
             return {"status": "planned", **self.description, "stages": stages}
         if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
-            result = self._report(is_new=False)
-            self._send_finished(result)
+            result, config = self._report(is_new=False), self._tracker_config
+            if config.name != "none" and stage.name == STUDENT:
+                if was_sent(config, self.folder):
+                    log.info("tracker=%s: this finished run was sent before, so nothing is sent again", config.name)
+                elif send(config, self.folder, result, self.settings):
+                    log.info("tracker=%s: this run had finished, and is sent from its files", config.name)
             return result
-        limit_threads(num_threads(self.config.runtime.threads))
         pipeline.prepare(stage)
         log_account(self._account())
         if stage.name == STUDENT:
@@ -169,16 +177,9 @@ class _Run:
         if names := [name for name in task.test if name not in optional]:
             yield f"task.test: {', '.join(names)} {'is' if len(names) == 1 else 'are'} scored once, at the end"
 
-    def _log_assumptions_and_cost(self) -> None:
-        from distill_runner.sweeping.plan import cost_of_run
-
-        assumptions = [*self._assumptions_of_files(), *stage_assumptions(self.stage)]
-        log.info("%s", "\n  ".join(["assumptions, where a paper is silent:", *assumptions]))
-        log.info("%s", cost_of_run(self.stage, self.config.store.dir, self.config.runtime))
-
     def _assumptions_of_files(self) -> list[str]:
         """Return the assumptions of the configuration files about the run and the stages that it needs."""
-        needed = {stage.name for stage in (self.stage, *self.stage.all_upstream)}
+        needed = {stage.name for stage in self.stage.in_build_order}
         stages = {name: stage for name, stage in self.settings.get("stages", {}).items() if name in needed}
         return assumptions_of_files({**self.settings, "stages": stages})
 
@@ -189,10 +190,8 @@ class _Run:
             is_done = recorded_run and recorded_run["status"] == "done" and recorded_run.get("key") == self.stage.key
             if is_done and self.pipeline.store.has(self.stage.spec):
                 return self._report()  # another process finished it meanwhile
-            if self._key_of_files not in (None, self.stage.key):
-                self._forget_other_student()
-            write_status(self.folder, "running", names)
             self._record_settings()
+            write_status(self.folder, "running", names)
             try:
                 with memory_errors():
                     result = self._build_with_tracker()
@@ -208,29 +207,19 @@ class _Run:
             write_status(self.folder, "done", names)
         return result
 
-    @property
-    def _key_of_files(self) -> str | None:
-        """Key of the run that the folder's files are of; the status may be that of a point that only waits."""
-        try:
-            key: str | None = json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")).get("key")
-        except (OSError, ValueError):
-            return None
-        return key
-
-    def _forget_other_student(self) -> None:
-        """Remove what would be read as this run's: its folder is that of the same settings on other data or code.
-
-        The curve would go on from the other run's, and exported files would stay beside new weights. The other student
-        is still in the store.
-        """
-        for name in ("metrics.jsonl", SENT, "deploy.json"):
-            (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "model", ignore_errors=True)
-
     def _record_settings(self) -> None:
-        """Write the configuration and the environment to the run's folder, so that the run can be repeated."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(dict(self.settings), sort_keys=False), encoding="utf-8")
+        """Write the configuration and the environment to the run's folder, so that the run can be repeated.
+
+        The folder may hold files of a run of the same settings on other data or code, whose student is still in the
+        store. What would be read as this run's is removed: a curve that would go on, and exports of other weights.
+        """
+        settings = yaml.safe_dump(dict(self.settings), sort_keys=False)
+        with suppress(OSError, ValueError):
+            if json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")).get("key") != self.stage.key:
+                for name in ("metrics.jsonl", SENT, "deploy.json"):
+                    (self.folder / name).unlink(missing_ok=True)
+                shutil.rmtree(self.folder / "model", ignore_errors=True)
+        (self.folder / "config.yaml").write_text(settings, encoding="utf-8")
         write_json(self.folder / ENVIRONMENT, {**environment(), "key": self.stage.key})
 
     def _build_with_tracker(self) -> Mapping[str, Any]:
@@ -238,7 +227,7 @@ class _Run:
         settings = run_settings(self.settings, self.description)
         with open_tracker(config, self.folder, self.stage.key, settings, job_type="distill") as tracker:
             with Stages(_relative_work(self.stage, self.pipeline)) as stages:
-                self.pipeline.report = Reporter(tracker, stages).stage
+                self.pipeline.report = partial(_report_to, tracker, stages)
                 self.pipeline.build(self.stage, self.config.runtime.pause_after)
             result = self._report()
             send_result(tracker, self.folder, result)
@@ -250,16 +239,6 @@ class _Run:
     def _tracker_config(self) -> TrackerConfig:
         names = {"method": self.config.method, "teacher": self.config.teacher.name}
         return tracker_config(self.config.tracker, {**self.description, **names})
-
-    def _send_finished(self, result: Mapping[str, Any]) -> None:
-        """Send a run that had finished before, unless this tracker has it."""
-        config = self._tracker_config
-        if config.name == "none" or self.stage.name != STUDENT:
-            return
-        if was_sent(config, self.folder):
-            log.info("tracker=%s: this finished run was sent before, so nothing is sent again", config.name)
-        elif send(config, self.folder, result, self.settings):
-            log.info("tracker=%s: this run had finished, and is sent from its files", config.name)
 
     def _report(self, is_new: bool = True) -> dict[str, Any]:
         """Write ``result.json``, put the student and its model card into ``model/``, and print the result.
@@ -279,8 +258,7 @@ class _Run:
             return {"status": "done", "key": self.stage.key, **self.description}
         result = run_result(self.config, self.stage, self.pipeline, folder)
         result["assumptions"] = [*self._assumptions_of_files(), *result["assumptions"]]
-        account = self._account(is_new)
-        scores = list(self._score_lines(artifact)) if is_new else self._recorded_score_lines()
+        account, scores = self._account(is_new), [*self._score_lines(artifact)]
         log_account(scores if is_new else [*account, *scores])
         result["account"] = account_entries([*account, *scores])
         write_card(folder / "model", result)
@@ -306,11 +284,6 @@ class _Run:
         if warnings:
             text = "undefined metrics count as 0" if undefined else "see the warning"
             yield AccountLine("scores", text, tuple(warnings), {"undefined": undefined})
-
-    def _recorded_score_lines(self) -> list[AccountLine]:
-        """Return the line of ``_score_lines`` from an earlier result, without the libraries that compute metrics."""
-        entries = (read_run(self.folder) or {}).get("account", [])
-        return [line for line in map(account_line, entries) if line.topic == "scores"]
 
     def _save_outputs(self, artifact: Path) -> None:
         """Save predictions on the validation and test splits, for paired tests, and the first split's pictures."""
@@ -352,18 +325,12 @@ def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
     return work
 
 
-class Reporter:
-    """Sends the metrics of each stage to the tracker and the terminal."""
+def _report_to(tracker: Tracker, stages: Stages, stage: str) -> Log:
+    """Return the function that sends the metrics of a stage to the tracker and the terminal."""
+    prefix, bar = "" if stage == STUDENT else f"{stage}/", stages.bar(stage)
 
-    def __init__(self, tracker: Tracker, stages: Stages) -> None:
-        self.tracker, self.stages = tracker, stages
+    def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
+        bar.show(values, step, epoch)
+        tracker.log({f"{prefix}{key}": value for key, value in values.items()}, step=step, epoch=epoch)
 
-    def stage(self, name: str) -> Log:
-        prefix = "" if name == STUDENT else f"{name}/"
-        bar = self.stages.bar(name)
-
-        def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
-            bar.show(values, step, epoch)
-            self.tracker.log({f"{prefix}{key}": value for key, value in values.items()}, step=step, epoch=epoch)
-
-        return report
+    return report

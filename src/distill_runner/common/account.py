@@ -28,12 +28,6 @@ class AccountLine:
         return f"{self.topic:{WIDTH}} {self.text}"
 
 
-def account_line(entry: Mapping[str, Any]) -> AccountLine:
-    """Return the line of an entry of ``result.json``."""
-    details = {key: value for key, value in entry.items() if key not in ("topic", "text", "warnings")}
-    return AccountLine(entry["topic"], entry["text"], tuple(entry["warnings"]), details)
-
-
 def account_entries(lines: Iterable[AccountLine]) -> list[dict[str, Any]]:
     """Return the lines as entries of ``result.json``."""
     return [{"topic": line.topic, "text": line.text, "warnings": list(line.warnings), **line.details} for line in lines]
