@@ -16,12 +16,11 @@ from transformers import AutoModel, AutoTokenizer, LongformerConfig, LongformerM
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
-from distill_runner.methods.base import Method
-from distill_runner.methods.config import MethodConfig, parse_method
+from distill_runner.methods.config import parse_method
 from distill_runner.methods.predictions import HardLabels
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
-from distill_runner.models.sources import ModelSource, read_config, read_shape, with_padding
+from distill_runner.models.sources import read_config, read_shape, with_padding
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
@@ -150,12 +149,10 @@ def test_data_count_by_content_wherever_they_lie(
             ["student.init.source=finetuned", "stages.teacher.model.source=stage:student"],
             r"stages=student -> teacher -> student: a stage depends on itself",
         ),
-        (["stages.student.teacher=student"], r"stages=student -> student: a stage depends on itself"),
         (
             ["stages.student.teacher=teecher"],
             r"teacher=teecher: there is no such stage\n.*Did you mean 'teacher'",
         ),
-        (["stages.student.model.source=stage:pretrain"], r"model.source=stage:pretrain: there is no such stage"),
         (["stages.student.teacher=null"], r"teacher: this method needs a teacher, but the stage has none"),
         (["student.num_layers=5"], r"num_layers=5: must be between 1 and 4"),
         (["student.init.source=finetuned", "student.num_layers=5"], r"num_layers=5: the source has only 4 layers"),
@@ -184,39 +181,6 @@ def test_a_student_reads_the_words_of_its_teacher(
     own = stage("method=rkd", f"student.init.source={other}")  # which reads predictions alone
     names = [getattr(each and each.tokenizer, "name", None) for each in (own, own.teacher)]
     assert names == [str(other), str(tiny_bert_folder)]
-
-
-def test_a_student_keeps_the_segments_that_its_teacher_does_not_read(
-    stage: Callable[..., Stage], tiny_bert_folder: Path, tmp_path: Path
-) -> None:
-    """DistilBERT has BERT's vocabulary, but its tokenizer gives no segments."""
-    teacher = Path(shutil.copytree(tiny_bert_folder, tmp_path / "teacher"))
-    file = teacher / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_input_names": ["input_ids", "attention_mask"]}))
-    own = stage("method=rkd", f"teacher.source={teacher}", f"student.init.source={tiny_bert_folder}")
-    assert getattr(own.tokenizer, "name", None) == str(tiny_bert_folder)
-
-
-def test_a_method_is_bound_once_for_its_description_and_once_for_its_training(
-    compose: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever writes a term whose constructor is slow, or prints, would pay for each further time."""
-    calls: dict[str, list[Any]] = {"make": [], "bind": [], "tokenizer": []}
-    for owner, name in ((MethodConfig, "make"), (Method, "bind"), (ModelSource, "tokenizer")):
-        original = getattr(owner, name)
-
-        def counted(self: Any, *args: Any, name: str = name, original: Callable[..., Any] = original) -> Any:
-            calls[name].append(self)
-            return original(self, *args)
-
-        monkeypatch.setattr(owner, name, counted)
-    run = Run(compose("method=pkd", "teacher.optim.epochs=1", "optim.epochs=1"))
-    assert [len(calls[name]) for name in ("make", "bind")] == [2, 2], "one description for each of the two stages"
-    run.pipeline.prepare(run.stage)
-    run.build()
-    assert [len(calls[name]) for name in ("make", "bind")] == [4, 4]
-    sources = {id(source): source.name for source in calls["tokenizer"]}
-    assert len(sources) == len(set(sources.values())), "a source is resolved once"
 
 
 @pytest.fixture
@@ -262,19 +226,6 @@ def test_a_new_model_reads_as_many_tokens_whatever_its_padding_token(family: str
     assert built(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.isfinite().all()
 
 
-def test_a_new_model_with_the_vocabulary_of_its_corpus_pads_with_its_first_token(compose: Compose) -> None:
-    given = (
-        "method=pf",
-        "pretraining=mlm",
-        "student=fresh",
-        "student.width=32",
-        "student.heads=2",
-        "student.tokenizer=corpus",
-    )
-    stages = compose(*given, "student.architecture.model_type=roberta").stages
-    assert (resolve(stages, "pretrain", "fp32").config.model.architecture or {})["pad_token_id"] == 0
-
-
 def test_a_tokenizer_without_a_padding_token_is_refused_for_a_new_model() -> None:
     with pytest.raises(UserError, match=r"model.tokenizer=gpt: has no padding token, which a new model needs"):
         with_padding(ModelConfig(), "gpt", None)
@@ -302,12 +253,6 @@ def test_a_training_cut_by_steps_has_the_epochs_of_its_schedule(
     with pytest.raises(UserError, match=rf"stages.student.optim.max_steps=2: {message}"):
         run.pipeline.prepare(run.stage)
     assert not run.trained
-
-
-def test_a_route_cut_by_steps_is_told_before_training(compose: Compose, caplog: pytest.LogCaptureFixture) -> None:
-    run = Run(compose("method=rco", "teacher.optim.epochs=2", "optim.epochs=2", "optim.max_steps=2"))
-    run.pipeline.prepare(run.stage)
-    assert "stage student: optim.max_steps=2 ends the training in epoch 1 of 2" in caplog.text
 
 
 def test_a_family_that_cannot_be_cut_is_refused_before_training(compose: Compose, tiny_bert_folder: Path) -> None:
@@ -339,8 +284,6 @@ def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
         ({"ce": {"term": "hard_label"}}, {"ce": 1}, "there is no such term\n  Did you mean 'hard_labels'?"),
         ({"ce": {"term": "distill_runner.methods.base.Lossterm"}}, {"ce": 1}, "has no class Lossterm"),
         ({"ce": {"term": "no_such_module.LossTerm"}}, {"ce": 1}, "there is no module no_such_module"),
-        ({"ce": {}}, {"ce": 1}, "terms.ce.term: needs the id of a term"),
-        ({"ce": {"term": "pathlib.Path"}}, {"ce": 1}, "is not a LossTerm"),
         ({"ce": {"term": "distill_runner.methods.base.Method"}}, {"ce": 1}, "is not a LossTerm"),
         ({"ce": {"term": "distill_runner.methods.base.LossTerm"}}, {"ce": 1}, "is abstract"),
         ({"ce": "os.system"}, {"ce": 1}, "terms.ce=os.system: must be a mapping"),
@@ -348,7 +291,6 @@ def test_a_vocabulary_of_the_run_is_not_that_of_a_model_from_elsewhere(
         ({"ce": CE}, None, "method.weights=null: must be a mapping"),
         ({"ce": CE | {"temperature": 3}}, {"ce": 1}, "terms.ce.temperature: there is no such key"),
         ({"ce": CE}, {"ce": 1, "kd": 1}, "must name the terms ce"),
-        ({"ce": CE}, {}, "must name the terms ce"),
         ({"ce": CE}, {"ce": "much"}, "must be a number"),
         ({"ce": CE}, {"ce": -1}, "must not be negative"),
     ],
@@ -397,12 +339,6 @@ def targets(run: Run) -> Path:
     return folder
 
 
-def test_a_run_finds_what_an_earlier_one_built(reference: Run, used: Run) -> None:
-    assert reference.trained == ["teacher", "student"]
-    assert used.build() == reference.build()
-    assert used.trained == []
-
-
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_training_that_is_complete_is_not_repeated(
     keeps: bool, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -426,6 +362,9 @@ def interrupted(folder: Path) -> None:
 
 
 def test_what_was_there_before_does_not_show_in_the_student(compose: Compose, reference: Run, used: Run) -> None:
+    assert reference.trained == ["teacher", "student"]
+    assert used.build() == reference.build()
+    assert used.trained == []
     # Everything but the student: its teacher, tokens and targets are found.
     shutil.rmtree(used.store.path(used.stage.spec))
     assert used.build() == reference.build()
@@ -582,11 +521,6 @@ def test_a_chain_from_text_to_student(compose: Compose) -> None:
 def test_what_must_not_end_early_is_refused_patience(compose: Compose, given: list[str], stage: str, why: str) -> None:
     with pytest.raises(UserError, match=rf"stages\.{stage}\.optim\.patience=1: .*{why}"):
         compose(*given)
-
-
-def test_patience_goes_with_schedules_whose_head_always_learns(compose: Compose) -> None:
-    run = compose("method=internal", "schedule=pid", "++schedule.classification=always", "optim.patience=1")
-    assert run.stages["student"].optim.patience == 1
 
 
 def test_a_layer_without_an_epoch_is_told(compose: Compose, caplog: pytest.LogCaptureFixture) -> None:

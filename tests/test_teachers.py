@@ -16,12 +16,8 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.base import Progress
-from distill_runner.models.build import build
-from distill_runner.models.config import ModelConfig
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
-from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import cache_bytes, choose_cache
-from distill_runner.tasks import make_task
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import (
     CachedTargets,
@@ -110,16 +106,6 @@ def test_cached_is_live_for_any_batch(
     assert_same(live(batch, PROGRESS), cached(batch, PROGRESS))
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 16, 32, 61])
-def test_cached_is_live_for_every_example(
-    tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, batch_size: int
-) -> None:
-    order = np.random.default_rng(batch_size).permutation(61)
-    for start in range(0, 61, batch_size):
-        batch = tokens.batch(order[start : start + batch_size])
-        assert_same(live(batch, PROGRESS), cached(batch, PROGRESS))
-
-
 def test_targets_are_the_teachers_own_in_the_order_of_the_batch(
     teacher: PreTrainedModel, tokens: TokenSplit, cached: CachedTargets
 ) -> None:
@@ -164,23 +150,6 @@ def test_a_cache_holds_what_is_needed_and_no_more(tokens: TokenSplit, live: Live
     assert all(isinstance(array, np.memmap) and array.dtype == np.float32 for array in cached.arrays.values())
     size = cache_bytes(NEEDS, EncoderShape.from_config(live.model.config), tokens)
     assert size == sum(array.nbytes for array in cached.arrays.values()) == 4 * 61 * (3 + 3 * 48)
-
-
-@pytest.mark.parametrize(
-    ("needs", "size"),
-    [
-        (FeatureRequest(logits=True), 4 * 2490 * 2),
-        (FeatureRequest(cls=frozenset({1, 5, 9})), 4 * 2490 * 3 * 768),
-        (FeatureRequest(logits=True, cls=frozenset(range(1, 13))), 4 * 2490 * (2 + 12 * 768)),
-        (FeatureRequest(), 0),
-    ],
-)
-def test_the_size_of_a_cache_is_known_before(needs: FeatureRequest, size: int) -> None:
-    class Sized(TokenSplit):
-        def __init__(self) -> None:
-            self.offsets = np.zeros(2491)
-
-    assert cache_bytes(needs, EncoderShape(12, 768, 12, 2, 30522, "bert"), Sized()) == size
 
 
 @pytest.mark.parametrize(
@@ -230,51 +199,5 @@ def test_a_larger_cache_serves(
         assert torch.equal(some.logits, all_of_it.logits)
 
 
-def test_a_damaged_cache_is_written_again(
-    tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, tmp_path: Path
-) -> None:
-    store, spec, written = Store(tmp_path), {"kind": "targets"}, []
-
-    def write(folder: Path) -> None:
-        written.append(folder)
-        CachedTargets.write(folder, live)
-
-    folder = store.get(spec, write)
-    file = folder / "cls.npy"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1  # same size, one bit
-    file.write_bytes(bytes(content))
-    assert_same(
-        CachedTargets(store.get(spec, write), CPU, NEEDS)(tokens.batch(range(9))), cached(tokens.batch(range(9)))
-    )
-    assert len(written) == 2
-    store.get(spec, write)
-    assert len(written) == 2
-
-
 def test_without_a_teacher_there_are_no_features(tokens: TokenSplit) -> None:
     assert NoTeacher()(tokens.batch([0]), PROGRESS, FeatureRequest()) == Features()
-
-
-@pytest.mark.real
-def test_cached_is_live_for_a_real_teacher(minilm_folder: Path, tmp_path: Path) -> None:
-    task = make_task(
-        name="demo",
-        dataset="embedded:pairs",
-        columns=["sentence1", "sentence2"],
-        labels=["different", "same"],
-        metrics=["accuracy"],
-        max_length=64,
-        epochs=1,
-        validation={"validation": "validation"},
-    )
-    some = Examples([column[:37] for column in task.examples("validation").texts], None)
-    TokenSplit.write(tmp_path, some, AutoTokenizer.from_pretrained(minilm_folder), max_length=64)
-    tokens, needs = TokenSplit(tmp_path), FeatureRequest(logits=True, cls=frozenset(range(1, 7)))
-    live = LiveTargets(build(ModelConfig(source=str(minilm_folder)), task.head), tokens, needs, CPU)
-    (tmp_path / "targets").mkdir()
-    CachedTargets.write(tmp_path / "targets", live)
-    cached = CachedTargets(tmp_path / "targets", CPU, needs)
-    for size in (1, 13, 32):
-        batch = tokens.batch(np.random.default_rng(size).permutation(37)[:size])
-        assert_same(live(batch), cached(batch))

@@ -21,6 +21,7 @@ from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.sentence_folder import is_sentence_folder
 from distill_runner.models.sources import read_config
 from distill_runner.models.weights import WeightsReport
+from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.inputs import Inputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
@@ -153,35 +154,22 @@ def corpus_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
 def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     """Yield a line for each model source whose weights a stage of the run starts from."""
     for part in stage.in_build_order:
-        if part.model_source is None or part.config.model.layers == "random":
+        source = part.model_source
+        if source is None or part.config.model.layers == "random":
             continue
-        base = part.model_source.base
-        name = f"{part.name} {part.model_source.name}" + (f" merged into {base.name}" if base else "")
-        if (report := _stored_report(part, inputs) or weights_report(part)) is None:
-            unknown = "not on this machine yet" if part.model_source.commit else "compared when they are loaded"
+        name = f"{part.name} {source.name}" + (f" merged into {source.base.name}" if source.base else "")
+        file = (
+            inputs.store.path(part.spec) / METRICS
+        )  # has the report of a stage that was built, whose source may be gone
+        entry = json.loads(file.read_text(encoding="utf-8")).get("weights") if inputs.store.has(part.spec) else None
+        if (report := WeightsReport.from_json(entry) if entry else weights_report(part)) is None:
+            unknown = "not on this machine yet" if source.commit else "compared when they are loaded"
             yield AccountLine("weights", f"{name}: {unknown}")
             continue
         warnings = (f"{name}: {len(report.missing)} tensors are random",) if report.fails else ()
-        yield AccountLine(
-            "weights", f"{name}: {report}{_unread(part)}", warnings, {"stage": part.name, **report.to_json()}
-        )
-
-
-def _unread(stage: Stage) -> str:
-    """Return that the stage does not read how its source, a folder of sentence-transformers, makes vectors."""
-    if stage.model_source is None or stage.head.vectors is not None:
-        return ""
-    is_read = not is_sentence_folder(stage.model_source.folder)
-    return "" if is_read else "; its pooling for vectors (modules.json) is not read"
-
-
-def _stored_report(stage: Stage, inputs: Inputs) -> WeightsReport | None:
-    """Return the report that was stored when the stage was built, which needs no library and no source."""
-    file = inputs.store.path(stage.spec) / METRICS
-    if not inputs.store.has(stage.spec) or not file.exists():
-        return None
-    entry = json.loads(file.read_text(encoding="utf-8")).get("weights")
-    return WeightsReport.from_json(entry) if entry else None
+        is_read = part.head.vectors is not None or not is_sentence_folder(source.folder)
+        unread = "" if is_read else "; its pooling for vectors (modules.json) is not read"
+        yield AccountLine("weights", f"{name}: {report}{unread}", warnings, {"stage": part.name, **report.to_json()})
 
 
 def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
@@ -195,8 +183,6 @@ def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         if source is None or task is None or model.head != "keep":
             continue
         if model.zero_shot is not None:
-            from distill_runner.models.zero_shot import Hypotheses  # torch, which takes seconds
-
             hypotheses = Hypotheses.of_task(model.zero_shot, part.head, model.labels, source)
             matches = [f"'{text}'" for text in hypotheses.texts]
             remark = f"; entailment is output {hypotheses.entailment}"

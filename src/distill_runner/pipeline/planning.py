@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from distill_runner.common.errors import quantity
-from distill_runner.models.features import FeatureRequest
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
 from distill_runner.pipeline.targets import Mode, live_reason, usable_cache
@@ -110,38 +109,26 @@ def missing_caches(stage: Stage, store: Store, targets: Mode = "auto") -> Iterat
 
 
 def _plan_targets(stage: Stage, teacher: Stage, store: Store, mode: Mode) -> list[PlannedArtifact]:
-    features = _summary(stage.teacher_needs)
-    if reason := live_reason(stage, mode):
-        return [PlannedArtifact("targets", "-" * 16, False, f"{features} of {teacher.name}, live ({reason})")]
-    remark = "" if mode == "auto" else f" (runtime.targets={mode})"
-    lines = []
-    for checkpoint in stage.teacher_checkpoints:
-        summary = f"{features} of {_checkpoint_name(teacher.name, checkpoint)}{remark}"
-        lines.append(_planned_artifact("targets", usable_cache(stage, checkpoint, store), store, summary))
-    if stage.route and not all(line.hit for line in lines):
-        spec = teacher.checkpoints_spec
-        again = "; trains the teacher again" if store.has(teacher.spec) and not store.has(spec) else ""
-        lines.insert(0, _planned_artifact("checkpoints", spec, store, f"of {teacher.name}{again}"))
-    return lines
-
-
-def _planned_artifact(name: str, spec: Spec, store: Store, summary: str) -> PlannedArtifact:
-    return PlannedArtifact(name, key_of(spec), store.has(spec), summary)
-
-
-def _checkpoint_name(teacher: str, checkpoint: int | None) -> str:
-    if checkpoint is None:
-        return teacher
-    return f"{teacher} after its epoch {checkpoint}" if checkpoint else f"{teacher} before its first epoch"
-
-
-def _summary(needs: FeatureRequest) -> str:
-    """Return ``needs`` as text, shortened if there are more than three features."""
+    needs = stage.teacher_needs
     projections = sorted(needs.projections, key=lambda projection: (projection[1], projection[0]))
     features = [
         *(["logits"] if needs.logits else []),
-        *(f"[CLS] of layer {layer}" for layer in sorted(needs.cls)),
-        *(f"states of layer {layer}" for layer in sorted(needs.states)),
-        *(f"{name} of layer {layer}" for name, layer in projections),
+        *[f"[CLS] of layer {layer}" for layer in sorted(needs.cls)],
+        *[f"states of layer {layer}" for layer in sorted(needs.states)],
+        *[f"{name} of layer {layer}" for name, layer in projections],
     ]
-    return ", ".join(features if len(features) <= 3 else [*features[:2], "...", features[-1]])
+    text = ", ".join(features if len(features) <= 3 else [*features[:2], "...", features[-1]])
+    if reason := live_reason(stage, mode):
+        return [PlannedArtifact("targets", "-" * 16, False, f"{text} of {teacher.name}, live ({reason})")]
+    remark, lines = "" if mode == "auto" else f" (runtime.targets={mode})", []
+    for checkpoint in stage.teacher_checkpoints:
+        name = teacher.name
+        if checkpoint is not None:
+            name += f" after its epoch {checkpoint}" if checkpoint else " before its first epoch"
+        spec = usable_cache(stage, checkpoint, store)
+        lines.append(PlannedArtifact("targets", key_of(spec), store.has(spec), f"{text} of {name}{remark}"))
+    if stage.route and not all(line.hit for line in lines):
+        hit = store.has(spec := teacher.checkpoints_spec)
+        again = "; trains the teacher again" if store.has(teacher.spec) and not hit else ""
+        lines.insert(0, PlannedArtifact("checkpoints", key_of(spec), hit, f"of {teacher.name}{again}"))
+    return lines
