@@ -16,7 +16,6 @@ from distill_runner.datasets.splits import TokenSplit
 from distill_runner.methods.base import Method, Progress
 from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.outputs import Classes
-from distill_runner.methods.schedules import ScheduledMethod
 from distill_runner.models.extract import extract
 from distill_runner.models.features import EncoderShape
 
@@ -102,18 +101,3 @@ def test_every_experiment_adds_the_losses_of_layers(
     assert "kl" in found
     for term in found.keys() & expected.keys():
         assert found[term] == pytest.approx(expected[term], rel=1e-9), term
-
-
-def test_the_control_ends_when_the_schedule_ends(compose: Compose) -> None:
-    """The control would have more epochs of the predictions, or fewer, than the schedule it is compared with."""
-    ends = {}
-    for name in ("3_4", "3_4_together"):
-        shapes = EncoderShape(3, 16, 2, 2, 100, "bert"), EncoderShape(6, 16, 2, 2, 100, "bert")
-        made = student_method(compose, f"experiment=internal/{name}").build(*shapes, Classes())
-        assert isinstance(made, ScheduledMethod)
-        layers = []
-        for epoch in range(NUM_EPOCHS):
-            made.begin_epoch(Progress(epoch, epoch, NUM_EPOCHS, NUM_EPOCHS))
-            layers.append(made.layer)
-        ends[name] = layers.index(0)
-    assert ends == {"3_4": 40, "3_4_together": 40}

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from distill_runner.analysis.comparisons import (
-    ScoreHistory,
     agreement,
     agreement_table,
     disputed,
-    draw_histories,
 )
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
@@ -59,31 +57,6 @@ def test_disputed_examples_by_hand() -> None:
     assert disputed(teacher, [two]).tolist() == [4]
     assert (one.prediction_text(1), one.label_text(1)) == ("no (0.9000)", "yes")
     np.testing.assert_allclose(one.label_probability, [0.4, 0.1, 0.7, 0.9, 0.3])
-
-
-def test_history_by_hand(tmp_path: Path) -> None:
-    points = [
-        {"schedule/layer": 1, "loss": 2.0},
-        {"teacher/validation/accuracy": 0.9},
-        {"validation/accuracy": 0.5, "validation/f1": 0.1},
-        {"schedule/layer": 1},
-        {"validation/accuracy": 0.6, "validation/f1": 0.1},
-        {"schedule/layer": 3},
-        {"validation/accuracy": 0.7, "validation/f1": 0.1},
-        {"schedule/layer": 0},
-        {"validation/accuracy": 0.8, "validation/f1": 0.1},
-    ]
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("".join(json.dumps(point) + "\n" for point in points))
-    read = ScoreHistory.read(tmp_path)
-    assert read == ScoreHistory("accuracy", [0.5, 0.6, 0.7, 0.8], [(1, 2), (3, 3)])
-    soft = ScoreHistory("accuracy", [0.5, 0.5], [])
-    (axes,) = draw_histories({"sid": [read], "soft": [soft], "again": [read]}).axes
-    assert axes.get_ylabel() == "accuracy x 100"
-    marks: Any = axes.texts
-    assert [mark.get_text() for mark in marks] == ["L1", "L3"] * 2
-    assert [mark.xy for mark in marks] == [(2, 60.0), (3, 70.0)] * 2
-    assert marks[2].xyann[1] > marks[0].xyann[1]  # where lines meet, one above the other
 
 
 @pytest.mark.slow

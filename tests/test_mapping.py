@@ -38,20 +38,6 @@ def test_the_papers_tables(rule: Any, m: int, expected: list[list[int]]) -> None
     assert LayerMapping(rule=rule).teacher_layers(m, 12) == expected
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ("skip", [[1], [4], [7], [10]]),
-        ("no", [span(1, 3), span(4, 6), span(7, 9), span(10, 12)]),
-        ("po", [span(1, 4), span(4, 7), span(7, 10), span(10, 12)]),
-        ("all", [EVERY] * 4),
-        ("last", [[9], [10], [11], [12]]),
-    ],
-)
-def test_supervising_the_last_layer_makes_m_buckets(rule: Any, expected: list[list[int]]) -> None:
-    assert LayerMapping(rule=rule, supervise_last=True).teacher_layers(4, 12) == expected
-
-
 @st.composite
 def depths(draw: st.DrawFn) -> tuple[int, int]:
     n = draw(st.integers(2, 24))

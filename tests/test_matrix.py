@@ -170,14 +170,3 @@ def keep(method: str, student: str, init: Init, key: str, refusal: str = "") -> 
     if OUTCOMES:
         with open(OUTCOMES, "a", newline="") as file:
             csv.writer(file).writerow([method, student, init, key, refusal])
-
-
-@pytest.mark.parametrize(
-    ("group", "name", "value"), [("launcher", "submitit", "submitit_slurm"), ("sweeper", "ax", "ax")]
-)
-def test_a_plugin_whose_package_is_missing_leads_to_it(group: str, name: str, value: str) -> None:
-    error = RuntimeError(f"Unknown plugin class : 'hydra_plugins.hydra_{name}_{group}.{name}_{group}.Plugin'")
-    known = explain(error, [f"hydra/{group}={value}"])
-    assert str(known).startswith(f"hydra/{group}={value}: needs a package that is not installed")
-    assert f"pip install hydra-{name}-{group}" in str(known)
-    assert explain(RuntimeError("another"), []) is None

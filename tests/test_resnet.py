@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForImageClassification
 
-from distill_runner.common.errors import UserError
 from distill_runner.models.build import count_parameters
 from distill_runner.models.images import CifarResNetConfig
 from distill_runner.models.resnet import CifarResNet
@@ -90,18 +89,3 @@ def test_it_goes_through_a_folder_as_plain_safetensors_and_comes_back(tmp_path: 
         assert torch.equal(loaded(images).logits, model(images).logits)
     config = AutoConfig.from_pretrained(tmp_path)
     assert (config.depth, config.shortcut, list(config.widths), config.num_labels) == (8, "pad", [16, 32, 64], 4)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"depth": 18}, "model.architecture.depth=18: must be 6n + 2\n  Take 14 or 20."),
-        ({"depth": 2}, "model.architecture.depth=2: must be 6n + 2\n  Take 8 or 14."),
-        ({"shortcut": "none"}, "model.architecture.shortcut=none: there is no such shortcut\n  Known: conv, pad."),
-        ({"widths": (16, 8, 64)}, "must be three numbers in non-decreasing order"),
-    ],
-)
-def test_networks_that_there_are_not_are_refused(sizes: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError) as error:
-        make(**sizes)
-    assert message in str(error.value)

@@ -83,13 +83,6 @@ def test_the_lowest_layer_with_gradients() -> None:
     assert lowest(rule="pid", trains="supervised", trains_at_end="all") == [1, 2, 3, 0]
 
 
-def test_layers_together_take_the_epochs_of_all_layers() -> None:
-    """Whoever compares schedules: the control would have another number of epochs for the layers than SID."""
-    for num_layers, num_epochs in itertools.product(range(1, 7), range(2, 51)):
-        (together,) = LayerSchedule(rule="together").step_limits(num_layers, num_epochs)
-        assert together == sum(LayerSchedule(rule="sid").step_limits(num_layers, num_epochs))
-
-
 def test_layers_together_are_all_supervised_in_every_epoch() -> None:
     """The control would be another method if a layer were missing, or came later."""
     made = method(rule="together", limits=2)

@@ -71,12 +71,6 @@ def test_the_end_is_the_head_alone_in_every_experiment_with_a_schedule(compose: 
         assert schedule.trains_at_end == "head", name
 
 
-def test_all_layers_together_and_then_the_head(compose: Compose) -> None:
-    """The control of the schedules: a test of the layers' order needs the same epochs and the same end."""
-    epochs = moved(compose, "schedule=together", "++schedule.limits=2")
-    assert epochs == [{"embeddings", "layer.0", "layer.1"}, {"embeddings", "layer.0", "layer.1"}, HEAD]
-
-
 def test_a_family_that_runs_padded_is_refused() -> None:
     shape = EncoderShape(2, 32, 4, 2, 100, "albert")
     with pytest.raises(UserError, match=r"schedule\.trains=all schedule\.trains_at_end=all"):

@@ -16,7 +16,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.models.build import build
 from distill_runner.models.config import Head, ModelConfig
 from distill_runner.models.sources import resolve_source
-from distill_runner.models.weights import WeightsReport, read_report, shorten
+from distill_runner.models.weights import WeightsReport, read_report
 
 HEAD = Head("AutoModelForSequenceClassification", ("no", "yes"), 2, "single_label_classification", "rte")
 SIZES: dict[str, Any] = {
@@ -138,22 +138,6 @@ def test_no_backbone_tensor_is_random_in_silence(base: Path, tmp_path: Path, dat
     assert not report.fails
     weights = model.state_dict()
     assert all(torch.equal(weights[name], tensors[name]) for name in backbone)
-
-
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        (["classifier.weight", "classifier.bias"], "classifier.bias, classifier.weight"),
-        ([f"cls.predictions.{i}x" for i in "abcde"], "cls.predictions.* (5)"),
-        (
-            [f"e.layer.{i}.{x}" for i in range(12) for x in "ab"],
-            "e.layer.0.* (2), e.layer.1.* (2), e.layer.2.* (2), and 9 more groups",
-        ),
-    ],
-)
-def test_names_are_shortened(names: list[str], text: str) -> None:
-    """Hundreds of names would fill the terminal."""
-    assert shorten(sorted(names)) == text
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
-from distill_runner.report.published import cells
 from helpers.built_runs import share_texts
 
 Compose = Callable[..., RunConfig]
@@ -254,23 +253,3 @@ def test_the_students_of_minilm_v2(size: str, compose: Compose) -> None:
     assert (shape.num_layers, shape.width, shape.num_heads) == (layers, width, 12)
     pooler = sum(p.numel() for name, p in built.base_model.named_parameters() if "pooler" in name)
     assert round((count_parameters(built.base_model) - pooler) / 1e6, 1) == BACKBONES[size]
-
-
-VOCABULARIES = {"BERT": (30522, 512), "RoBERTa": (50265, 514), "XLM-R": (250002, 514)}
-"""Family of a teacher -> its number of words and of positions, which its students share."""
-
-
-def test_the_printed_parameters_of_the_students_of_minilm_v2() -> None:
-    """The column #Param: rounded or cut to a million, with or without the pooler. Other sizes would show here."""
-    students = [cell for cell in cells("minilmv2") if cell.metric == "params_millions" and cell.method == "minilmv2"]
-    assert len(students) == 6 + 2 + 2 + 4 + 4 + 2  # Tables 1, 2, 3, 5, 6 and 9
-    for cell in students:
-        words, positions = VOCABULARIES[str(cell.teacher).removesuffix("-WWM").rpartition("-")[0]]
-        sizes = {"num_hidden_layers": cell.num_layers, "hidden_size": cell.width, "num_attention_heads": 12}
-        sizes |= {"intermediate_size": 4 * (cell.width or 0), "vocab_size": words, "max_position_embeddings": positions}
-        narrow = {"model_type": "electra", "embedding_size": 128} if cell.table == "9" else {"model_type": "bert"}
-        with torch.device("meta"):
-            built = build(ModelConfig(architecture={**narrow, **sizes}), LANGUAGE_MODEL).base_model
-        pooler = (cell.width or 0) * ((cell.width or 0) + 1)  # no part of a masked-LM model here
-        counts = [(count_parameters(built) + part) / 1e6 for part in (0, pooler)]
-        assert cell.value in {number for count in counts for number in (round(count), int(count))}, (cell, counts)

@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from unicodedata import normalize
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
-COMMON_ACTIVATIONS = frozenset({"gelu", "gelu_new", "relu", "silu", "tanh"})
-"""Activations that are known without the list of ``transformers``, whose import takes seconds."""
-
 Init = Literal["first", "group_top", "alternate", "random", "embeddings_only"]
 
 
@@ -256,38 +253,28 @@ def check_config(config: "PreTrainedConfig", key: str, value: Any) -> None:
 
 
 def _config_problem(config: Any) -> str | None:
-    for name in (*SIZES, "max_position_embeddings"):
-        if isinstance(number := getattr(config, name, 1), int) and number < 1:
-            return f"has {name}={number}, which is not a whole number above 0"
-    for name in DROPOUTS:
-        if isinstance(share := getattr(config, name, 0.0), int | float) and not 0 <= share < 1:
-            return f"has {name}={share}, which is not a number from 0 to below 1"
-    for name in ACTIVATIONS:
-        if isinstance(activation := getattr(config, name, None), str) and not _is_activation(activation):
-            return f"has {name}={activation[:40]}, which is not a known activation"
+    from transformers.activations import ACT2FN
+
+    ranges: list[tuple[Sequence[str], Any, Callable[[Any], bool], str]] = [
+        ((*SIZES, "max_position_embeddings"), int, lambda size: size >= 1, "a whole number above 0"),
+        (DROPOUTS, int | float, lambda share: 0 <= share < 1, "a number from 0 to below 1"),
+        (ACTIVATIONS, str, lambda name: name in ACT2FN, "a known activation"),
+    ]
+    for names, kind, fits, expected in ranges:
+        for name in names:
+            if isinstance(value := getattr(config, name, None), kind) and not fits(value):
+                return f"has {name}={str(value)[:40]}, which is not {expected}"
     width, heads = getattr(config, "hidden_size", 1), getattr(config, "num_attention_heads", 1)
     has_own_size = getattr(config, "head_dim", None) not in (None, width // heads)  # Qwen3 and T5: any number of heads
-    if getattr(config, "true_hidden_size", width) % heads and not has_own_size:
+    inside = getattr(config, "true_hidden_size", width)
+    if inside % heads and not has_own_size:
         return f"has {heads} heads, which do not divide its width, {width}"
-    needed, memory = 4 * _num_parameters(config), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    layers, _, _, inner_width, words = (getattr(config, name, 1) for name in SIZES)
+    layers = min(layers, getattr(config, "num_hidden_groups", layers))  # ALBERT shares weights in groups
+    rows = words + getattr(config, "max_position_embeddings", 1)
+    needed = 4 * (rows * min(getattr(config, "embedding_size", width), width))
+    needed += 4 * layers * (4 * inside**2 + 2 * inside * inner_width)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         return f"needs {needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:.0f} GB of memory"
     return None
-
-
-def _is_activation(name: str) -> bool:
-    if name in COMMON_ACTIVATIONS:
-        return True
-    from transformers.activations import ACT2FN
-
-    return name in ACT2FN
-
-
-def _num_parameters(config: Any) -> int:
-    """Return the approximate number of parameters of an encoder: its embeddings and the matrices of its layers."""
-    layers, width, _, inner_width, words = (getattr(config, name, 1) for name in SIZES)
-    positions = getattr(config, "max_position_embeddings", 1)
-    distinct_layers = min(layers, getattr(config, "num_hidden_groups", layers))  # ALBERT shares weights in groups
-    width_inside = getattr(config, "true_hidden_size", width)
-    embeddings = (words + positions) * min(getattr(config, "embedding_size", width), width)
-    return int(embeddings + distinct_layers * (4 * width_inside**2 + 2 * width_inside * inner_width))

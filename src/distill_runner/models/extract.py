@@ -106,16 +106,12 @@ def _extract_packed(model: Any, batch: Batch, needs: FeatureRequest) -> Features
     noise = DropoutMasks.for_batch(batch) if model.training else None
     call = _PackedCall(model, family, family.layers(model.base_model), batch, exact_batch, noise, needs)
     features = Features()
-    h_TH = _run_layers(call, _embed(call), features)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not needs.first_trained):
+        h_TH = family.embed(model, batch, _drop_at(noise, 0))
+    h_TH = _run_layers(call, h_TH, features)
     if call.has_head:
         _run_head(call, h_TH, features)
     return features
-
-
-def _embed(call: _PackedCall) -> Tensor:
-    """Return the embeddings (T, H); without gradients if only higher layers are trained."""
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not call.needs.first_trained):
-        return call.family.embed(call.model, call.batch, _drop_at(call.noise, 0))
 
 
 def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:

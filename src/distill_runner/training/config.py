@@ -10,8 +10,6 @@ from distill_runner.common.schema import Schema
 MAX_COUNT = 10**6
 """Upper limit for batch size, accumulation and epochs; a larger value must be a mistake."""
 MAX_THREADS = 1024
-OMITTED_DEFAULTS = {"bucketing": False, "decay": "matrices", "patience": None}
-"""Defaults that keys and results leave out."""
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -82,9 +80,8 @@ class Optim(Schema):
 
     @model_serializer(mode="wrap")
     def _only_what_is_read(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Keep out of keys and results what is in ``OMITTED_DEFAULTS`` or not read by this optimizer and schedule."""
+        """Keep out of keys and results what this optimizer and schedule do not read."""
         unread = self.unread_options(self.name, self.schedule)
-        unread |= {key for key, default in OMITTED_DEFAULTS.items() if getattr(self, key) == default}
         return {key: value for key, value in dump(self).items() if key not in unread}
 
     @staticmethod
