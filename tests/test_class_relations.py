@@ -13,13 +13,13 @@ from torch import Tensor
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
-from distill_runner.methods.class_relations import (
+from distill_runner.methods.config import TermConfig
+from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score, standardized
+from distill_runner.methods.predictions import (
     correlation_over_classes,
     correlation_over_outputs,
     decoupled_divergences,
 )
-from distill_runner.methods.config import TermConfig
-from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score, standardized
 from distill_runner.models.features import EncoderShape, Features
 from distill_runner.tasks.questions.losses import Spans
 

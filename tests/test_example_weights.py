@@ -20,16 +20,15 @@ from distill_runner.datasets.splits import TokenSplit
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.attention import AttentionRelationLoss, AttentionScoreLoss
 from distill_runner.methods.base import LossTerm, Progress
-from distill_runner.methods.class_relations import (
+from distill_runner.methods.hidden_states import EmbeddingLoss, HiddenStateLoss, PooledStateLoss, TokenStateLoss
+from distill_runner.methods.layer_mapping import LayerMapping
+from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score
+from distill_runner.methods.predictions import (
     CorrelatedSoftLabels,
     DecoupledSoftLabels,
     correlation_over_classes,
     correlation_over_outputs,
 )
-from distill_runner.methods.hidden_states import EmbeddingLoss, HiddenStateLoss, TokenStateLoss
-from distill_runner.methods.layer_mapping import LayerMapping
-from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score
-from distill_runner.methods.pooled_states import PooledStateLoss
 from distill_runner.models.features import EncoderShape, Features
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage

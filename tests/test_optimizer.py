@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from distill_runner.training.config import Optim
-from distill_runner.training.optimizer import learning_rate, make_optimizer
+from distill_runner.training.train import learning_rate, make_optimizer
 
 
 def optimizer(**options: Any) -> tuple[torch.optim.Optimizer, nn.Sequential, nn.Linear]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Method, Progress
 from distill_runner.methods.config import parse_method
+from distill_runner.methods.hidden_states import PooledStateLoss
 from distill_runner.methods.outputs import Classes
-from distill_runner.methods.pooled_states import PooledStateLoss
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 STUDENT, TEACHER = EncoderShape(3, 6, 2, 2, 9, "bert"), EncoderShape(6, 8, 2, 2, 9, "bert")

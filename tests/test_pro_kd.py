@@ -20,7 +20,7 @@ from distill_runner.methods.base import Progress
 from distill_runner.methods.config import TermConfig
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.methods.predictions import LogitMatching
-from distill_runner.methods.routes import EpochsPerStep
+from distill_runner.methods.schedules import EpochsPerStep
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.resolvers import phase_epochs
-from distill_runner.methods.routes import CheckpointSchedule, EpochsPerStep
+from distill_runner.methods.schedules import CheckpointSchedule, EpochsPerStep
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,9 @@ from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData
 from distill_runner.training.devices import Device
 from distill_runner.training.history import Log, TrainingDiverged
-from distill_runner.training.optimizer import learning_rate, make_optimizer
 from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup
 from distill_runner.training.teachers import LiveTargets, NoTeacher
-from distill_runner.training.train import Training, fit
+from distill_runner.training.train import Training, fit, learning_rate, make_optimizer
 from helpers.small_runs import few_fast
 from helpers.training_runs import (
     CE,

@@ -15,8 +15,7 @@ from distill_runner.datasets.corpora import Corpus
 from distill_runner.methods.config import TERMS, argument_schema
 from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
-from distill_runner.methods.routes import CheckpointSchedule
-from distill_runner.methods.schedules import LayerSchedule
+from distill_runner.methods.schedules import CheckpointSchedule, LayerSchedule
 from distill_runner.models.config import ModelConfig
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.tasks import TASK_TYPES

@@ -15,8 +15,7 @@ from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
 from distill_runner.deploy.frontier_sweep import Frontier
 from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
-from distill_runner.methods.routes import CheckpointSchedule
-from distill_runner.methods.schedules import LayerSchedule
+from distill_runner.methods.schedules import CheckpointSchedule, LayerSchedule
 from distill_runner.models.config import ModelConfig, ZeroShot
 from distill_runner.pipeline.config import PredictionSource, StageConfig, StoreConfig
 from distill_runner.sweeping.points import SweepConfig

@@ -18,11 +18,17 @@ from distill_runner.common.errors import UserError, error_context, suggestion
 from distill_runner.common.schema import Schema, validate_config
 from distill_runner.methods.attention import AttentionRelationLoss, AttentionScoreLoss
 from distill_runner.methods.base import LossTerm, Method
-from distill_runner.methods.class_relations import CorrelatedSoftLabels, DecoupledSoftLabels
-from distill_runner.methods.hidden_states import EmbeddingLoss, HiddenStateLoss, TokenStateLoss
+from distill_runner.methods.hidden_states import EmbeddingLoss, HiddenStateLoss, PooledStateLoss, TokenStateLoss
 from distill_runner.methods.outputs import Outputs
-from distill_runner.methods.pooled_states import PooledStateLoss
-from distill_runner.methods.predictions import HardLabels, LogitMatching, NextSentence, SoftLabels, SoftLabelsPerClass
+from distill_runner.methods.predictions import (
+    CorrelatedSoftLabels,
+    DecoupledSoftLabels,
+    HardLabels,
+    LogitMatching,
+    NextSentence,
+    SoftLabels,
+    SoftLabelsPerClass,
+)
 from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
 from distill_runner.methods.vectors import MarginLoss, SimilarityLoss, VectorLoss
 from distill_runner.models.features import EncoderShape, FeatureRequest

@@ -10,7 +10,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.corpora import Corpus, TransferSet
 from distill_runner.methods.config import ParsedMethod
-from distill_runner.methods.routes import CheckpointSchedule
+from distill_runner.methods.schedules import CheckpointSchedule
 from distill_runner.models.config import ModelConfig
 from distill_runner.tasks import AnyTask
 from distill_runner.training.config import Optim
