@@ -317,13 +317,13 @@ def test_a_plan_tells_time_and_disk_and_waits_for_no_gpu(
     workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    several = Device.for_processes
+    from_name = Device.from_name
 
     def on_the_cpu(name: str, *rest: Any) -> Any:
         asked.append(name)
-        return several("cpu", *rest)
+        return from_name("cpu", *rest)
 
-    monkeypatch.setattr(Device, "for_processes", on_the_cpu)
+    monkeypatch.setattr(Device, "from_name", on_the_cpu)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     given = [value for value in inputs if not value.startswith("runtime.device")]
     planned = distill_run(workplace, *given, "method=pkd", "seed=11", "plan=true", "runtime.device=auto")
@@ -337,7 +337,7 @@ def test_neither_a_hit_nor_a_reader_takes_a_device(
     def taken(*_: object) -> None:
         raise AssertionError("waits for a free GPU")
 
-    monkeypatch.setattr(Device, "for_processes", taken)
+    monkeypatch.setattr(Device, "from_name", taken)
     monkeypatch.chdir(workplace)
     assert distill_run(workplace, *inputs, "method=alp").out == alp.out
     with ExitStack() as stack:

@@ -50,6 +50,8 @@ REFUSED = {
     "export": "names a folder of the reader",
     "eval": "completes commands in the reader's shell; tests/test_subcommands.py types into shells",
     "mutmut": "takes hours",
+    "torchrun": "starts processes; tests/test_distributed.py runs it",
+    "srun": "needs Slurm",
     "wandb": "needs an account or a terminal; tests/test_wandb.py runs its agent",
     "cd": "enters a folder of the reader",
     "docker": "needs its daemon",
