@@ -12,7 +12,7 @@ from transformers import AutoModel
 
 from distill_runner.common.errors import UserError, root_cause
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
-from distill_runner.models.features import EncoderShape, is_other_classifier
+from distill_runner.models.features import EncoderShape
 from distill_runner.models.images import reads_images
 from distill_runner.models.sentence_folder import vector_modules
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
@@ -77,10 +77,6 @@ def _load_with_head(source: ModelSource, model: ModelConfig, auto: Any, no_head:
     require_all(network, info, source, model)
     if info["missing_keys"] and not model.allow_missing:
         raise no_head
-    if is_other_classifier(network.config):
-        from distill_runner.models.padded import check_padding  # imports PreTrainedModel, which takes seconds
-
-        check_padding(network, source.name)
     return network
 
 

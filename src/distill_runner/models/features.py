@@ -49,19 +49,6 @@ class FeatureRequest:
         """Whether any requested feature has a row for every token."""
         return bool(self.projections or self.states)
 
-    @property
-    def names(self) -> str:
-        """What is requested, in words."""
-        projections = {name for name, _ in self.projections}
-        parts = {
-            "logits": self.logits,
-            "[CLS] states": bool(self.cls),
-            "queries, keys and values": bool(projections),
-            "states of all tokens": bool(self.states),
-            "next sentence predictions": self.next_sentence,
-        }
-        return " and ".join(name for name, is_requested in parts.items() if is_requested)
-
     def __or__(self, other: "FeatureRequest") -> "FeatureRequest":
         return FeatureRequest(
             self.logits or other.logits,
@@ -198,7 +185,7 @@ class EncoderShape:
         who, remedy = f"a {side} of type {self.model_type}", "Take a model of another family, or a method on logits."
         if self.gives_logits_only and not logits_only:
             remedy = "Take a method on logits (kd, rkd, vanilla, dkd, dist), or BERT or a similar encoder."
-            raise UserError(".", None, f"reads {needs.names}, but {who} gives logits only", remedy)
+            raise UserError(".", None, f"{who} gives logits only, but the method reads more", remedy)
         problem = None
         if self.reads_images and not logits_only:
             problem = f"{who} is an image network: only its logits can be compared"

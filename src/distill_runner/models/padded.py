@@ -1,8 +1,7 @@
 """Read features through a model's own ``forward`` on padded input, for families that cannot run packed."""
 
 import inspect
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from distill_runner.common.errors import UserError, first_line, root_cause
-from distill_runner.datasets.batches import Batch, packed_texts
+from distill_runner.common.errors import UserError, first_line
+from distill_runner.datasets.batches import Batch
 from distill_runner.models.families import PROJECTIONS
 from distill_runner.models.features import FeatureRequest, Features, is_other_classifier
 from distill_runner.models.hooked import HOOKED, hooked_projections
@@ -32,7 +31,7 @@ def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs
     tape: list[tuple[Tensor, ...]] = []
     recording: AbstractContextManager[None] = nullcontext()
     if needs.projections and model.config.model_type in HOOKED:
-        recording = hooked_projections(model.base_model, HOOKED[model.config.model_type], tape)
+        recording = hooked_projections(model.base_model, tape)
     elif needs.projections:
         model.set_attn_implementation(RECORDING)
         inputs["tape"] = tape
@@ -66,74 +65,33 @@ def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs
 
 
 def _classifier_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Return the logits of a decoder or an encoder-decoder, for each text as for that text without padding.
+    """Return the logits of a decoder or an encoder-decoder, for each text as for that text alone.
 
-    The padding is on the right, whatever the tokenizer prefers, so that positions count from the first token.
+    Texts of equal length run together, without padding, for which each of these families has rules of its own. Without
+    an id of the padding they refuse several texts.
     """
-    input_ids, segments, mask = batch.to_padded()
-    inputs: dict[str, Any] = {"attention_mask": mask}
-    if getattr(model.config, "type_vocab_size", 0) > 1:
-        inputs["token_type_ids"] = segments
-    if "use_cache" in inspect.signature(model.forward).parameters:
-        inputs["use_cache"] = False
-    with _padding_token(model.config.get_text_config(), batch) as padding:
-        try:
-            logits = _logits(model(input_ids=input_ids.masked_fill(mask == 0, padding), **inputs))
-        except ValueError as error:  # such as T5's, for a text that holds its mark of the end
-            problem = f"the forward pass of a {model.config.model_type} refuses texts of the task: {first_line(error)}"
-            raise UserError("teacher", None, problem, "Remove such texts, or take another teacher.") from error
-    return logits if batch.head_tokens is None else batch.from_padded(logits)[batch.head_tokens]
-
-
-def check_padding(model: PreTrainedModel, source: str) -> None:
-    """Check that a decoder or an encoder-decoder gives the same logits for a text with and without padding.
-
-    Args:
-        source: name of the model, for the message.
-    Raises:
-        UserError: it does not, as XLNet, which pads on the left; or its forward pass fails.
-    """
-    text = model.config.get_text_config()
-    pad, begin, end = (getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
-    words = [number for number in range(min(text.vocab_size, 100)) if number not in (pad, begin, end)]
-    end = [end] if isinstance(end, int) else []
-    texts = [words[:2] + end, words[-9:] + end]
-    training = model.training
-    try:
-        with torch.inference_mode():
-            model.eval()
-            padded = _classifier_logits(model, packed_texts(texts))
-            single = torch.cat([_classifier_logits(model, packed_texts([tokens])) for tokens in texts])
-            model.train(training)
-    except (MemoryError, UserError):
-        raise
-    except Exception as error:  # each family has needs of its own
-        problem = f"the forward pass of a {model.config.model_type} fails ({root_cause(error)})"
-        raise UserError(
-            ".model.source", source, problem, "Correct its config.json, or take another teacher."
-        ) from error
-    if not torch.allclose(padded, single, rtol=1e-3, atol=1e-3 * float(single.abs().max())):
-        problem = f"the logits of a {model.config.model_type} for a text change with padding"
-        raise UserError(".model.source", source, problem, "Take a teacher of another family.")
-
-
-@contextmanager
-def _padding_token(config: Any, batch: Batch) -> Iterator[int]:
-    """Yield the id of the padding, which a model must not take for the last token of a text.
-
-    Models of this kind read their last token that is not ``config.pad_token_id``. Without such an id they read the last
-    token of a single text, and refuse several: here the id is one with which no text of the batch ends.
-    """
-    if getattr(config, "pad_token_id", None) is not None:
-        yield config.pad_token_id
-        return
-    last_B = batch.input_ids[batch.starts + batch.sequence_lengths - 1]
-    candidates = torch.arange(batch.size + 1, device=last_B.device)  # one of them is no last token
-    config.pad_token_id = int(candidates[~torch.isin(candidates, last_B)][0])
-    try:
-        yield config.pad_token_id
-    finally:
-        config.pad_token_id = None
+    lengths, counts = torch.unique_consecutive(batch.sequence_lengths, return_counts=True)
+    sizes = (lengths * counts).tolist()
+    has_padding = getattr(model.config.get_text_config(), "pad_token_id", None) is not None
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    logits = []
+    for ids_T, segments_T, length in zip(
+        batch.input_ids.split(sizes), batch.segments.split(sizes), lengths.tolist(), strict=True
+    ):
+        count = len(ids_T) // length if has_padding else 1
+        for ids, segments in zip(ids_T.split(count * length), segments_T.split(count * length), strict=True):
+            inputs: dict[str, Any] = {"input_ids": ids.view(count, length)}
+            if getattr(model.config, "type_vocab_size", 0) > 1:
+                inputs["token_type_ids"] = segments.view(count, length)
+            try:
+                logits.append(_logits(model(**inputs, **options)))
+            except ValueError as error:  # such as T5's, for a text that holds its mark of the end
+                problem = f"the forward pass of a {model.config.model_type} refuses texts of the task"
+                problem += f": {first_line(error)}"
+                raise UserError("teacher", None, problem, "Remove such texts, or take another teacher.") from error
+    if batch.head_tokens is None:
+        return torch.cat(logits)
+    return torch.cat([part.flatten(0, 1) for part in logits])[batch.head_tokens]
 
 
 def _heads_side_by_side(projection: Tensor) -> Tensor:

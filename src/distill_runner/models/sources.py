@@ -6,7 +6,7 @@
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -22,7 +22,6 @@ from distill_runner.common import downloads, hub
 from distill_runner.common.errors import UserError, root_cause, suggestion
 from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.hub import HubError
-from distill_runner.datasets.tokenization import uses_segment_ids
 from distill_runner.models.adapters import ADAPTER_FILES, base_name, merged_folder
 from distill_runner.models.config import ModelConfig, check_config, layers_to_copy
 from distill_runner.models.features import MPNET, OFFSET_POSITIONS, EncoderShape, is_other_classifier
@@ -65,14 +64,12 @@ class TokenizerTraits:
 
     Attributes:
         padding_id: id of the padding token; None if there is none.
-        uses_segment_ids: whether the second text of a pair gets segment ids of 1.
         input_names: names of the model's inputs that the tokenizer makes.
         vocabulary: hash of the tokens and their ids.
         num_ids: number of rows that a table of embeddings needs: the largest id and 1.
     """
 
     padding_id: int | None
-    uses_segment_ids: bool
     input_names: frozenset[str]
     vocabulary: str
     num_ids: int
@@ -99,28 +96,22 @@ class ModelSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the files that determine weights and tokenizer; another commit with the same files has the same one.
+        """Commit, or hash of the files that determine weights and tokenizer in a folder.
 
         Code that comes with the model is part of it where the program may run that code.
         """
-        if self.commit is None:
+        if self.commit is not None:
+            own = f"hub:{self.commit.sha}" + ("+code" if trusts_code() else "")
+        else:
             files = _fingerprinted_files(self.folder)
             hashes = (f"{file.relative_to(self.folder).as_posix()}:{file_sha256(file)}" for file in files)
             own = hashlib.sha256("".join(hashes).encode()).hexdigest()
-        else:
-            try:
-                self.download()
-                ids = downloads.file_ids(self.commit)
-            except UserError as error:
-                if not hub.is_offline(error):
-                    raise
-                ids = None
-            if ids is None:  # a plan may name a commit of which nothing is on this machine
-                return f"hub:{self.commit.sha}" + ("+code" if trusts_code() else "")
-            weights = next((patterns for patterns in WEIGHTS if downloads.matching_files(ids, patterns)), ())
-            determining = _determining_patterns(weights, MODULE_FILES[0] in ids)
-            own = f"hub-files:{downloads.content_hash(ids, downloads.matching_files(ids, determining))}"
-        return f"{own}+{self.base.fingerprint}" if self.base else own
+        try:
+            return f"{own}+{self.base.fingerprint}" if self.base else own
+        except UserError as error:
+            if self.commit is None or not hub.is_offline(error):
+                raise
+            return own  # a plan may name a commit of which nothing is on this machine
 
     @cached_property
     def base(self) -> "ModelSource | None":
@@ -137,7 +128,7 @@ class ModelSource:
         base = None if name is None else resolve_source(name)
         if base is not None and base.base is not None:
             problem = f"the base of its adapter, {base.name}, is an adapter too"
-            raise UserError(".model.source", self.name, problem, "Merge the first one into its base.")
+            raise self._refusal(problem, "Merge the first one into its base.")
         return base
 
     def _file_names(self, folder: Path) -> list[str]:
@@ -174,7 +165,6 @@ class ModelSource:
         ids = tokenizer.get_vocab()
         return TokenizerTraits(
             tokenizer.pad_token_id,
-            uses_segment_ids(tokenizer),
             frozenset(getattr(tokenizer, "model_input_names", ())),
             hashlib.sha256(repr(sorted(ids.items())).encode()).hexdigest(),
             max(ids.values()) + 1,
@@ -190,8 +180,7 @@ class ModelSource:
             return self.base.tokenizer()
         tokenizer = self.load(AutoTokenizer.from_pretrained, weights=False)
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # without files, transformers makes an empty tokenizer
-            remedy = "Save it too: tokenizer.save_pretrained(folder)."
-            raise UserError(".model.source", self.name, "has no tokenizer", remedy)
+            raise self._refusal("has no tokenizer", "Save it too: tokenizer.save_pretrained(folder).")
         return tokenizer
 
     def download(self, weights: bool = False) -> Path:
@@ -212,8 +201,7 @@ class ModelSource:
                 names = self._file_names(folder)
                 patterns = next((patterns for patterns in WEIGHTS if downloads.matching_files(names, patterns)), None)
                 if patterns is None:
-                    problem = "the repository holds no weights that torch can read"
-                    raise UserError(".model.source", self.name, problem, HUB_REMEDY)
+                    raise self._refusal("the repository holds no weights that torch can read")
                 folder = downloads.download(self.commit, patterns, revision)
         return folder
 
@@ -229,7 +217,7 @@ class ModelSource:
         folder = self.download(weights=True)
         files = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
         if not files:
-            raise UserError(".model.source", self.name, "the folder holds no weights", FOLDER_REMEDY)
+            raise self._refusal("the folder holds no weights", FOLDER_REMEDY)
         for file in files:
             problem = placeholder(file)
             problem = problem and f"{file.name} {problem}"
@@ -240,7 +228,7 @@ class ModelSource:
             except (OSError, SafetensorError) as error:
                 problem = f"{file.name} is damaged: {root_cause(error)}"
             if problem:
-                raise UserError(".model.source", self.name, problem, FOLDER_REMEDY)
+                raise self._refusal(problem, FOLDER_REMEDY)
 
     def load(self, from_pretrained: Any, weights: bool = True, **options: Any) -> Any:
         """Call ``from_pretrained`` on the folder.
@@ -256,15 +244,16 @@ class ModelSource:
             opener = merged_folder(self.base.download(True), self.download(), self.name)
         with opener as folder:
             if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
-                problem = "cannot be loaded: the folder holds no config.json"
-                raise UserError(".model.source", self.name, problem, FOLDER_REMEDY)
+                raise self._refusal("cannot be loaded: the folder holds no config.json", FOLDER_REMEDY)
             try:
                 return from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusts_code(), **options)
             except MemoryError:
                 raise
             except Exception as error:
-                remedy = HUB_REMEDY if self.commit else FOLDER_REMEDY
-                raise UserError(".model.source", self.name, self._problem(error, folder), remedy) from error
+                raise self._refusal(self._problem(error, folder)) from error
+
+    def _refusal(self, problem: str, remedy: str | None = None) -> UserError:
+        return UserError(".model.source", self.name, problem, remedy or (HUB_REMEDY if self.commit else FOLDER_REMEDY))
 
     def _problem(self, error: Exception, folder: Path) -> str:
         text = str(error)
@@ -314,13 +303,9 @@ def _cached_source(name: str, folder: Path, commit: hub.Commit | None, _state: t
 
 
 def _fingerprinted_files(folder: Path) -> list[Path]:
-    patterns = _determining_patterns(FOLDER_WEIGHTS, (folder / MODULE_FILES[0]).is_file())
+    modules = MODULE_FILES if (folder / MODULE_FILES[0]).is_file() else ()
+    patterns = (*SMALL_FILES, *FOLDER_WEIGHTS, *modules, *(CODE if trusts_code() else ()))
     return sorted({file for pattern in patterns for file in folder.glob(pattern)})
-
-
-def _determining_patterns(weights: Sequence[str], has_modules: bool) -> tuple[str, ...]:
-    """Return name patterns of the files that determine weights and tokenizer; ``weights`` are those of the weights."""
-    return (*SMALL_FILES, *weights, *(MODULE_FILES if has_modules else ()), *(CODE if trusts_code() else ()))
 
 
 def _package_folder(name: str) -> Path:

@@ -7,7 +7,6 @@ stand-ins for the tensors of the files, so that nothing is loaded; ``require_all
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 import transformers
 
 from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.schema import Schema
 from distill_runner.common.seeds import preserved_random_state
 from distill_runner.models.adapters import saved_shapes, tensor_shapes
 from distill_runner.models.config import Head, ModelConfig
@@ -24,16 +24,9 @@ from distill_runner.models.sources import ModelSource, trusts_code
 
 MAX_GROUPS = 3
 """Groups of names that a message shows."""
-CAUSES = (
-    (re.compile(r"\.(qweight|qzeros|SCB|weight_scale|weight_format|absmax|quant_map|quant_state.*)$"), "are quantized"),
-    (re.compile(r"lora_|\.base_layer\.|\.modules_to_save\.|adapter_"), "are an adapter, or stand beside one"),
-    (re.compile(r"module\.|_orig_mod\.|(^|\.)model\."), "are named as a wrapper of the model writes them"),
-)
-"""What names in the files say about tensors that are missing: a pattern, and the words of a message."""
 
 
-@dataclass(frozen=True)
-class WeightsReport:
+class WeightsReport(Schema):
     """Comparison of the tensors in a source's files with those of the model that is built from it.
 
     Attributes:
@@ -64,14 +57,6 @@ class WeightsReport:
     def fails(self) -> bool:
         """Whether the files lack tensors that they should have."""
         return bool(self.missing or self.mismatched)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> "WeightsReport":
-        """Return the report that ``to_json`` wrote, from lists instead of tuples."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
 
     def require(self, source: str) -> None:
         """Raise a UserError, relative to the stage's model, if tensors are missing."""
@@ -190,15 +175,12 @@ def _report(network: Any, info: Mapping[str, Any], keeps_head: bool) -> WeightsR
 
 def _cause(missing: Sequence[str], info: Mapping[str, Any], config: Any) -> str:
     """Return why tensors of the backbone are likely missing, in a few words."""
-    unexpected, depth = sorted(info["unexpected_keys"]), getattr(config, "num_hidden_layers", 0)
-    for pattern, words in CAUSES:
-        if example := next(filter(pattern.search, unexpected), None):
-            return f"they {words}, such as {example}"
+    numbers = [int(match[1]) for name in missing if (match := re.search(r"\.(\d+)\.", name))]
+    depth = getattr(config, "num_hidden_layers", 0)
     if info["mismatched_keys"]:
         return "they have other shapes, those of a model with other sizes than its config.json"
-    numbers = [int(match[1]) for name in missing if (match := re.search(r"\.(\d+)\.", name))]
+    if info["unexpected_keys"]:  # of a wrapper, another architecture, an adapter or quantized weights
+        return f"the files hold other names than those of a {config.model_type}, such as {min(info['unexpected_keys'])}"
     if len(numbers) == len(missing) and min(numbers) and set(numbers) == set(range(min(numbers), depth)):
         return f"the files hold {quantity(min(numbers), 'layer')}, its config.json says {depth}"
-    if unexpected:
-        return f"the files have other names than a {config.model_type}, such as {unexpected[0]}"
     return "the files are not complete"

@@ -169,7 +169,8 @@ def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         warnings = (f"{name}: {len(report.missing)} tensors are random",) if report.fails else ()
         is_read = part.head.vectors is not None or not is_sentence_folder(source.folder)
         unread = "" if is_read else "; its pooling for vectors (modules.json) is not read"
-        yield AccountLine("weights", f"{name}: {report}{unread}", warnings, {"stage": part.name, **report.to_json()})
+        details = {"stage": part.name, **report.model_dump(mode="json")}
+        yield AccountLine("weights", f"{name}: {report}{unread}", warnings, details)
 
 
 def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:

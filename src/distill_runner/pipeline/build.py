@@ -211,7 +211,7 @@ class Pipeline:
             "num_params": training.num_params,
             "shape": asdict(stage.shape) | {"vocab_size": config.get("vocab_size", stage.shape.vocab_size)},
             "conditions": training_conditions(self.runtime),
-            "weights": weights.to_json() if (weights := weights_report(stage)) else None,
+            "weights": weights.model_dump(mode="json") if (weights := weights_report(stage)) else None,
         }
         write_json(folder / METRICS, metrics)
         remove(folder / CHECKPOINT)
