@@ -19,7 +19,10 @@ def in_processes(size: int, function: Callable[[ProcessGroup], Any]) -> list[Any
         return [function(ProcessGroup())]
     multiprocessing.get_context("forkserver").set_forkserver_preload(["distill_runner.pipeline.build"])
     config = LaunchConfig(
-        *(1, 1, size, "test"),
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=size,
+        run_id="test",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         start_method="forkserver",

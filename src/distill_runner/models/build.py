@@ -58,7 +58,8 @@ def build(
     if head.vectors is None:
         return network
     name, folder = (source.name, source.download()) if source else ("", None)
-    return sentence_encoder(network, vector_modules(model, head.vectors, folder, name), head.vectors)
+    encoder: Any = sentence_encoder(network, vector_modules(model, head.vectors, folder, name), head.vectors)
+    return encoder
 
 
 def _zero_shot(source: ModelSource, model: ModelConfig, hypotheses: Hypotheses) -> Any:

@@ -152,7 +152,8 @@ class ModelSource:
     @property
     def label_names(self) -> dict[int, str] | None:
         """Names of the head's outputs by index; None if the configuration has none."""
-        return self._config.id2label
+        names: Any = self._config.id2label
+        return names
 
     @cached_property
     def tokenizer_traits(self) -> TokenizerTraits:
