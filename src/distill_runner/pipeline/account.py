@@ -162,7 +162,7 @@ def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
             inputs.store.path(part.spec) / METRICS
         )  # has the report of a stage that was built, whose source may be gone
         entry = json.loads(file.read_text(encoding="utf-8")).get("weights") if inputs.store.has(part.spec) else None
-        if (report := WeightsReport.from_json(entry) if entry else weights_report(part)) is None:
+        if (report := WeightsReport.model_validate(entry) if entry else weights_report(part)) is None:
             unknown = "not on this machine yet" if source.commit else "compared when they are loaded"
             yield AccountLine("weights", f"{name}: {unknown}")
             continue
