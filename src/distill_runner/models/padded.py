@@ -81,6 +81,7 @@ def _classifier_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
         count = len(ids_T) // length if has_padding else 1
         for ids, segments in zip(ids_T.split(count * length), segments_T.split(count * length), strict=True):
             inputs: dict[str, Any] = {"input_ids": ids.view(count, length)}
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
             if getattr(model.config, "type_vocab_size", 0) > 1:
                 inputs["token_type_ids"] = segments.view(count, length)
             try:
