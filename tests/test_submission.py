@@ -94,13 +94,6 @@ def read_tsv(archive: Path, name: str) -> list[list[str]]:
         return list(csv.reader(io.StringIO(zipped.read(name).decode()), delimiter="\t"))
 
 
-def test_the_servers_files() -> None:
-    assert [file.name.removesuffix(".tsv") for file in FILES] == (
-        ["AX", "CoLA", "MNLI-m", "MNLI-mm", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B", "WNLI"]
-    )
-    assert {file.task for file in FILES} <= {path.stem for path in CONF.glob("*.yaml")}
-
-
 def test_names_numbers_and_scores(
     glue: Path, student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,15 +141,6 @@ def test_filled_files_are_whole_and_equal_archives_have_equal_bytes(
     assert "STS-B.tsv: no student of stsb, filled with 0.000" in capsys.readouterr().out
 
 
-def test_a_split_that_is_not_whole_is_told(
-    glue: Path, student: Student, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(submission, "FILES", FILES)
-    run_subcommand("submit", [str(student("rte")), "--out", str(tmp_path / "a.zip"), "--device", "cpu"])
-    assert "RTE.tsv: 5 predictions" in (told := capsys.readouterr().out)
-    assert "the server expects 3000" in told
-
-
 def test_a_file_of_ones_own(student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The prediction and the probability of each class, in the order of the file."""
     folder, out = student("rte"), tmp_path / "predictions.csv"
@@ -195,22 +179,6 @@ def test_a_run_folder_suffices_and_labels_of_the_file_are_not_read(
     assert [row[4] for row in rows] == ["007", "3", "08"], "ids as they are written, blank texts included"
 
 
-def test_scores_of_a_file(student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "mine.csv"
-    file.write_text("sentence1,sentence2\nthe river,a stone\n")
-    run_subcommand("predict", [str(student("stsb")), str(file), "--device", "cpu"])
-    assert capsys.readouterr().out.startswith("index,prediction,sentence1,sentence2\n0,")
-
-
-@pytest.mark.parametrize(
-    ("file", "said"), [("nothing.csv", "there is no such file"), ("a.yaml", "is of a format that is not read")]
-)
-def test_files_that_cannot_be_predicted(student: Student, tmp_path: Path, file: str, said: str) -> None:
-    (tmp_path / "a.yaml").write_text("")
-    with pytest.raises(UserError, match=said):
-        run_subcommand("predict", [str(student("rte")), str(tmp_path / file)])
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -226,22 +194,3 @@ def test_mistakes_are_told(student: Student, tmp_path: Path, arguments: list[str
     with pytest.raises(UserError, match=said) as caught:
         run_subcommand("submit", [argument.format(**names) for argument in arguments])
     assert len(str(caught.value).splitlines()) <= 2
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(("task", "name"), [("rte", "RTE.tsv"), ("stsb", "STS-B.tsv"), ("wnli", "WNLI.tsv")])
-def test_real_test_splits_are_as_long_as_the_server_expects(
-    data_dir: Path, student: Student, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, name: str
-) -> None:
-    out = tmp_path / "submission.zip"
-    run_subcommand("submit", [str(student(task)), "--out", str(out), "--device", "cpu"])
-    (size,) = (file.size for file in FILES if file.name == name)
-    assert len(read_tsv(out, name)) == size + 1
-    assert "the server expects" not in capsys.readouterr().out
-
-
-def test_a_student_without_a_task_is_refused(student: Student) -> None:
-    folder = student("rte")
-    (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": None}}}))
-    with pytest.raises(UserError, match="holds a student without a task"):
-        run_subcommand("predict", [str(folder), "a.csv"])

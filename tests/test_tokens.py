@@ -4,16 +4,17 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from seqeval.metrics import f1_score
 from transformers import AutoModelForTokenClassification
 
 from distill_runner.commands.parser import run_subcommand
-from distill_runner.commands.track import send_result
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.base import Progress
@@ -29,7 +30,6 @@ from distill_runner.report.collect import read_results
 from distill_runner.report.compare import compare
 from distill_runner.report.rows import tabulate
 from distill_runner.tasks import make_task
-from distill_runner.tracking import Outcome, Tracker
 from helpers.command import distill_run
 from helpers.made_tokens import NAMES, save_rows
 
@@ -84,7 +84,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-METHODS = ["nkd", "rkd", "pkd", "ckd", "alp", "internal", "vanilla", "takd", "rco", "annealing", "prokd", "tinybert"]
+METHODS = ["alp", "internal", "takd", "annealing", "prokd", "tinybert"]
 
 
 @pytest.mark.slow
@@ -148,12 +148,6 @@ def test_targets_of_a_long_sentence_are_those_of_its_windows(tokens: Callable[..
 
 
 @pytest.mark.slow
-def test_resumed_is_undisturbed(tokens: Callable[..., RunConfig]) -> None:
-    whole, resumed = (built(tokens("method=rkd", "optim.epochs=2"), pause) for pause in (None, 1))
-    assert same(whole, resumed)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["words", "texts"])
 def test_unlabeled_sentences_are_a_transfer_set(
     name: str, tokens: Callable[..., RunConfig], folder: Path, tiny_bert_folder: Path
@@ -195,11 +189,6 @@ def test_states_of_first_pieces_are_compared(tokens: Callable[..., RunConfig]) -
     assert float(loss) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.slow
-def test_alp_on_words_trains(tokens: Callable[..., RunConfig]) -> None:
-    assert built(tokens("method=alp", "+method.terms.intermediate.states=outputs"))
-
-
 def result_of(folder: Path) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return result
@@ -222,25 +211,6 @@ def test_a_run_learns_and_says_what_it_read(runs: dict[str, Path]) -> None:
     page = (runs["rkd"] / "pictures" / "errors.html").read_text()
     assert "of 48 sentences have errors" in page
     assert (runs["rkd"] / "pictures" / "errors.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_trackers_get_the_scores_of_each_type(runs: dict[str, Path]) -> None:
-    """A table with a row for each split and type, and the picture of the errors: both are in the dashboard."""
-
-    class Recorder(Tracker):
-        def record(self, outcome: Outcome) -> None:
-            outcomes.append(outcome)
-
-    outcomes, result = list[Outcome](), result_of(runs["rkd"])
-    send_result(Recorder(), runs["rkd"], result)
-    (outcome,) = outcomes
-    rows = {(row["split"], row["label"]): row for row in outcome.tables["by_class"]}
-    assert rows.keys() == {(split, label) for split in ("validation", "test") for label in ("place", "thing")}
-    for (split, label), row in rows.items():
-        expected = result["by_class"][split][label]
-        assert {"precision", "recall", "f1", "support"} <= expected.keys()
-        assert row == {"split": split, "label": label, **expected}
-    assert "errors" in outcome.pictures
 
 
 def test_paired_tests_resample_sentences(runs: dict[str, Path]) -> None:
@@ -275,55 +245,6 @@ def predicted(runs: dict[str, Path], file: Path, out: Path) -> str:
     return out.read_text()
 
 
-def test_predictions_are_spans_that_can_be_read_again(runs: dict[str, Path], folder: Path, tmp_path: Path) -> None:
-    """For words: the spans of the file give the run's own score, as data of the same task type."""
-    lines = predicted(runs, folder / "validation.jsonl", tmp_path / "validation.jsonl").splitlines()
-    golds = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
-    assert [json.loads(line)["text"] for line in lines] == [" ".join(row["tokens"]) for row in golds]
-    right = found = actual = 0
-    for line, gold in zip(lines, golds, strict=True):
-        row = json.loads(line)
-        spans = {(span["start"], span["end"], span["label"]) for span in row["spans"]}
-        for span in row["spans"]:
-            assert row["text"][span["start"] : span["end"]] == span["text"]
-            assert 0 < span["probability"] <= 1
-        position, expected, begin = 0, set(), None
-        for word, tag in zip([*gold["tokens"], ""], [*gold["ner_tags"], "O"], strict=True):
-            if begin is not None and not tag.startswith("I-"):
-                expected.add((begin[0], position - 1, begin[1]))
-                begin = None
-            if tag.startswith("B-"):
-                begin = position, tag[2:]
-            position += len(word) + 1
-        right, found, actual = right + len(spans & expected), found + len(spans), actual + len(expected)
-    assert 2 * right / (found + actual) == pytest.approx(result_of(runs["rkd"])["metrics"]["f1"], abs=1e-12)
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    again = make_task(
-        name="again", type="tokens", dataset=str(tmp_path), metrics=None, epochs=1, validation={"v": "validation"}
-    )
-    assert again.resolved().scheme == "bio"
-
-
-def test_predictions_of_texts_are_the_pipelines(runs: dict[str, Path], folder: Path, tmp_path: Path) -> None:
-    """``pipeline("token-classification")`` gives the same spans, and probabilities if each word is one piece."""
-    from transformers import pipeline
-
-    texts = [" ".join(json.loads(line)["tokens"]) for line in (folder / "validation.jsonl").read_text().splitlines()]
-    texts = [f"{text}, {text.title()}!" for text in texts if 0 < len(text.split()) < 8]
-    (tmp_path / "texts.txt").write_text("\n".join(texts))
-    rows = [json.loads(line) for line in predicted(runs, tmp_path / "texts.txt", tmp_path / "out.jsonl").splitlines()]
-    assert [row["text"] for row in rows] == texts
-    for strategy in ("first", "simple"):
-        model = pipeline(
-            "token-classification", model=str(runs["rkd"] / "model"), aggregation_strategy=strategy, device="cpu"
-        )
-        for row, groups in zip(rows, model(texts), strict=True):
-            theirs = [(g["start"], g["end"], g["entity_group"]) for g in groups]
-            assert theirs == [(span["start"], span["end"], span["label"]) for span in row["spans"]]
-            scores = [float(g["score"]) for g in groups]
-            assert scores == pytest.approx([span["probability"] for span in row["spans"]], abs=1e-4)
-
-
 def test_conll_predictions_score_as_the_run(runs: dict[str, Path], folder: Path, tmp_path: Path) -> None:
     """With the arithmetic of ``run_ner.py`` on the words and tags of the file: the same F1 to 1e-12."""
     text = predicted(runs, folder / "validation.jsonl", tmp_path / "out.conll")
@@ -331,19 +252,16 @@ def test_conll_predictions_score_as_the_run(runs: dict[str, Path], folder: Path,
     blocks = [block.splitlines() for block in text.removesuffix("\n\n").split("\n\n")]
     filled = [row for row in golds if row["tokens"]]
     assert [[line.split("\t")[0] for line in block] for block in blocks] == [row["tokens"] for row in filled]
-    seqeval = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tags = [[line.split("\t")[1] for line in block] for block in blocks]
-        f1 = seqeval.f1_score([row["ner_tags"] for row in filled], tags)
+        f1 = f1_score([row["ner_tags"] for row in filled], tags)
     assert f1 == pytest.approx(result_of(runs["rkd"])["metrics"]["f1"], abs=1e-12)
 
 
-def test_run_ner_scores_the_same_model_alike(runs: dict[str, Path], folder: Path) -> None:
-    """As ``run_ner.py`` predicts: padded, word by word, -100 for other pieces, argmax; F1 by conlleval's rules."""
+def test_run_ner_predicts_the_same_tags(runs: dict[str, Path], folder: Path) -> None:
+    """As ``run_ner.py`` predicts: padded, word by word, -100 for other pieces, argmax."""
     from transformers import AutoTokenizer
-
-    from test_tokens_entities import conlleval
 
     model = AutoModelForTokenClassification.from_pretrained(runs["rkd"] / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(runs["rkd"] / "model")
@@ -352,17 +270,14 @@ def test_run_ner_scores_the_same_model_alike(runs: dict[str, Path], folder: Path
     encoded = tokenizer([row["tokens"] for row in golds], is_split_into_words=True, padding=True, return_tensors="pt")
     with torch.inference_mode():
         best = model(**encoded).logits.argmax(-1)
-    right = found = actual = 0
     by_words = []
-    for number, row in enumerate(golds):
+    for number in range(len(golds)):
         previous, tags = None, []
         for position, word in enumerate(encoded.word_ids(number)):
             if word is not None and word != previous:
                 tags.append(model.config.id2label[int(best[number, position])])
             previous = word
         by_words.append(tags)
-        one, other = conlleval(tags), conlleval(row["ner_tags"])
-        right, found, actual = right + len(one & other), found + len(one), actual + len(other)
     test = Path(runs["place"]) / "short"
     test.mkdir(exist_ok=True)
     (test / "short.jsonl").write_text("\n".join(json.dumps({"tokens": row["tokens"]}) for row in golds))
@@ -370,7 +285,6 @@ def test_run_ner_scores_the_same_model_alike(runs: dict[str, Path], folder: Path
     assert [
         [line.split("\t")[1] for line in block.splitlines()] for block in text.strip("\n").split("\n\n")
     ] == by_words
-    assert 0 < 2 * right / (found + actual) <= 1
 
 
 @pytest.mark.slow
@@ -403,28 +317,22 @@ def test_a_head_with_other_tags_is_refused(
         built(run)
 
 
-def test_columns_of_scores_are_refused(tokens: Callable[..., RunConfig]) -> None:
-    run = tokens("method=kd", "teacher=labels")
-    with pytest.raises(UserError, match="teacher=labels: tasks of type tokens have no columns of scores"):
-        resolve(run.stages, "student", run.runtime.precision)
+def test_predicted_spans_can_be_read_again(runs: dict[str, Path], folder: Path, tmp_path: Path) -> None:
+    lines = predicted(runs, folder / "validation.jsonl", tmp_path / "train.jsonl").splitlines()
+    for row in map(json.loads, lines):
+        assert all(row["text"][span["start"] : span["end"]] == span["text"] for span in row["spans"])
+        assert all(0 < span["probability"] <= 1 for span in row["spans"])
+    fields = {"dataset": str(tmp_path), "metrics": None, "epochs": 1, "validation": {"v": "validation"}}
+    again = make_task(name="again", type="tokens", **fields).resolved()
+    spans = [[list(span) for span in sentence.spans] for sentence in again.examples("train").items]
+    assert spans == [[[s["start"], s["end"], s["label"]] for s in json.loads(line)["spans"]] for line in lines]
 
 
-def test_decoding_forbids_tags_that_do_not_fit(
-    runs: dict[str, Path], folder: Path, wordpiece: Any, tmp_path: Path
-) -> None:
-    fields = {
-        "name": "own",
-        "type": "tokens",
-        "dataset": str(folder),
-        "metrics": ["f1"],
-        "epochs": 1,
-        "validation": {"v": "validation"},
-    }
-    plain = make_task(**fields).resolved()
-    plain.write(tmp_path, plain.examples("validation"), wordpiece)
-    split = plain.open(tmp_path)
-    outputs = np.random.default_rng(0).normal(size=(split.num_outputs, 5)).astype(np.float32)
-    valid = plain.model_copy(update={"decoding": "viterbi"})
-    for task, expected in ((plain, False), (valid, True)):
-        scores = task.tag_scores(outputs, split)
-        assert (len(task.tagset.misfits(scores.predicted, scores.first_words)) == 0) == expected
+def test_decoding_forbids_tags_that_do_not_fit() -> None:
+    fields = {"dataset": "d", "columns": ["text"], "metrics": ["f1"], "epochs": 1, "validation": {"v": "v"}}
+    outputs, split = np.random.default_rng(0).normal(size=(60, 5)), SimpleNamespace(rows=slice(None))
+    split.bounds = np.array([0, 20, 20, 59, 60])
+    for decoding in ("argmax", "viterbi"):
+        task = make_task(name="own", type="tokens", labels=NAMES, decoding=decoding, **fields)
+        tags, _ = task.decode(outputs, split)
+        assert (len(task.tagset.misfits(tags, split.bounds)) == 0) == (decoding == "viterbi")

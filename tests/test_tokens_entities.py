@@ -8,21 +8,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from seqeval import metrics
 
 from distill_runner.common.errors import UserError
 from distill_runner.report.resampling import SummedScores
 from distill_runner.report.sample_scores import mean_f1_of_counts
-from distill_runner.tasks.tokens.entities import (
+from distill_runner.tasks.tokens.tags import (
     BOUNDARY,
     INVENTED,
     MISSED,
     RIGHT,
     TAG_METRICS,
     TYPE,
+    Scheme,
     TagScores,
-    summed_counts,
+    TagSet,
+    complete_names,
+    recognize,
+    viterbi,
 )
-from distill_runner.tasks.tokens.schemes import Scheme, TagSet, complete_names, recognize, viterbi
 
 TAGS = {
     "bio": ["O", "B-x", "I-x", "B-y", "I-y"],
@@ -81,7 +85,6 @@ def test_counts_are_conllevals_on_ten_thousand_sentences(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", TAGS)
 def test_scores_are_seqevals(scheme: str) -> None:
     """On tens of thousands of tag sequences, in portions that differ in what they lack."""
-    metrics = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed")
     names = TAGS[scheme]
     for seed in range(30):
         gold, predicted = drawn(names, 100 if seed else 3000, seed)
@@ -93,14 +96,6 @@ def test_scores_are_seqevals(scheme: str) -> None:
         macro = metrics.f1_score(gold, predicted, average="macro")
         assert TAG_METRICS["f1_macro"](scores) == pytest.approx(macro, abs=1e-12)
         assert TAG_METRICS["accuracy"](scores) == pytest.approx(metrics.accuracy_score(gold, predicted), abs=1e-12)
-
-
-def test_cases_by_hand() -> None:
-    """I without B, a change of type, entities side by side, and the end of a sentence."""
-    names = TAGS["bio"]
-    gold = [["O", "I-x", "I-x"], ["B-x", "I-y"], ["B-x", "B-x", "I-x"], ["B-y"], ["I-y"]]
-    entities = scored(names, gold, gold).gold_entities.tolist()
-    assert entities == [[1, 3, 0], [3, 4, 0], [4, 5, 1], [5, 6, 0], [6, 8, 0], [8, 9, 1], [9, 10, 1]]
 
 
 def test_errors_have_kinds() -> None:
@@ -128,7 +123,7 @@ def test_errors_add_up(scheme: str, seed: int) -> None:
 def test_counts_of_sentences_give_the_metric(metric: str) -> None:
     """So that paired tests, which resample sentences, compute it anew."""
     scores = scored(TAGS["bio"], *drawn(TAGS["bio"], 200, 1))
-    counts = summed_counts(scores, metric)
+    counts = scores.summed_counts(metric)
     assert mean_f1_of_counts(counts.sum(axis=0)) == pytest.approx(TAG_METRICS[metric](scores), abs=1e-12)
     paired = SummedScores([counts], [counts], mean_f1_of_counts, np.arange(200))
     assert paired.units == 200
@@ -145,9 +140,7 @@ def test_viterbi_is_the_best_allowed_sequence(scheme: str) -> None:
     bounds = np.cumsum([0, *lengths])
     scores = rng.normal(size=(bounds[-1], len(names)))
     best = viterbi(scores, bounds, tagset)
-    is_first = np.zeros(len(best), dtype=bool)
-    is_first[bounds[:-1][np.array(lengths) > 0]] = True
-    assert not len(tagset.misfits(best, is_first))
+    assert not len(tagset.misfits(best, bounds))
     allowed = tagset.transitions
     for first, length in zip(bounds.tolist(), lengths, strict=False):
         values = []
@@ -174,9 +167,7 @@ def test_viterbi_is_the_best_allowed_sequence(scheme: str) -> None:
 def test_schemes_are_recognized(rows: list[list[str]], scheme: str) -> None:
     names = complete_names(tag for row in rows for tag in row)
     flat = np.array([names.index(tag) for row in rows for tag in row])
-    is_first = np.zeros(len(flat), dtype=bool)
-    is_first[np.cumsum([0, *map(len, rows)])[:-1]] = True
-    assert recognize(TagSet.from_names(names), flat, is_first) == scheme
+    assert recognize(TagSet.from_names(names), flat, np.cumsum([0, *map(len, rows)])) == scheme
 
 
 def test_a_type_has_all_tags_of_its_scheme() -> None:

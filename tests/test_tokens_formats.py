@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
 from distill_runner.tasks import make_task
-from distill_runner.tasks.tokens.entities import first_words
-from distill_runner.tasks.tokens.prediction_files import predicted_spans
 
 SCHEMES = ("bio", "iob1", "bioes", "bilou", "plain")
 PREFIXES = {"bioes": "SBIE", "bilou": "UBIL"}
@@ -111,9 +109,9 @@ def task_of(folder: Path, **fields: Any) -> Any:
 def read(task: Any, split: str = "train") -> list[Made]:
     """What a task reads: words, with the entities of their tags."""
     examples = task.examples(split)
-    tags, bounds = examples.tag_arrays(task.tagset.names)
+    tags, bounds = examples.tag_arrays(task.tagset)
     rows = [Made(sentence.word_texts(), []) for sentence in examples.items]
-    for begin, end, kind in task.tagset.entities(tags, first_words(bounds)).tolist():
+    for begin, end, kind in task.tagset.entities(tags, bounds).tolist():
         number = int(np.searchsorted(bounds, begin, side="right")) - 1
         first = int(bounds[number])
         rows[number].entities.append((begin - first, end - first, task.tagset.type_names[kind]))
@@ -223,8 +221,10 @@ def test_spans(data: st.DataObject, wordpiece: Any) -> None:
         (folder / "pieces").mkdir()
         task.write(folder / "pieces", examples, wordpiece)
         split = task.open(folder / "pieces")
-        again = predicted_spans(split, np.asarray(split.tags), np.ones(len(split.tags)), task.tagset)
-        assert [[(span["start"], span["end"], span["label"]) for span in own] for own in again] == spans
+        again = map(
+            json.loads, task.prediction_file(np.eye(len(task.labels))[split.tags], split, examples).splitlines()
+        )
+        assert [[(span["start"], span["end"], span["label"]) for span in line["spans"]] for line in again] == spans
 
 
 def spans_of(row: Made, blank: str) -> list[Entity]:
@@ -243,51 +243,18 @@ def exported(form: str, text: str, marks: Sequence[Entity], quotes: Sequence[str
         return {"text": text, "label": [list(mark) for mark in marks]}
     if form == "entities":
         return {"text": text, "entities": [{"start_offset": b, "end_offset": e, "label": k} for b, e, k in marks]}
-    values = [
-        {"type": "labels", "value": {"start": b, "end": e, "labels": [k], "text": quote}}
-        for (b, e, k), quote in zip(marks, quotes, strict=True)
+    labels = [
+        {"start": b, "end": e, "labels": [k], "text": quote} for (b, e, k), quote in zip(marks, quotes, strict=True)
     ]
-    return {"data": {"text": text}, "annotations": [{"result": values}]}
+    return {"text": text, "label": labels}
 
 
-def test_a_word_with_a_hash_is_no_comment(tmp_path: Path) -> None:
-    """Also where its tag is that of no other word; a plain tag of blanks could be either."""
-    lines = ["# a comment", "the O", "#rome B-LOC", "is O", "#end document", "", "#oslo B-LOC", "#", "up O"]
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.conll").write_text("\n".join(lines))
-    words = [["the", "#rome", "is"], ["#oslo", "up"]]
-    assert [row.words for row in read(task_of(tmp_path))] == words
-    plain = "the DT\n#rome HT\nis VB\n"
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.conll").write_text(plain)
-    with pytest.raises(UserError, match="'#rome HT', which may be a comment, or a word with the tag HT"):
-        task_of(tmp_path, metrics=["accuracy"])
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.conll").write_text(plain.replace(" ", "\t"))
+def test_a_line_with_a_hash_may_be_both(tmp_path: Path) -> None:
+    """A plain tag of blanks, of which tabs say that it is one."""
+    for text in ("the DT\n#rome HT\nis VB\n", "the\tDT\n#rome\tHT\nis\tVB\n"):
+        for split in ("train", "validation"):
+            (tmp_path / f"{split}.conll").write_text(text)
+        if "\t" not in text:
+            with pytest.raises(UserError, match="'#rome HT', which may be a comment, or a word with the tag HT"):
+                task_of(tmp_path, metrics=["accuracy"])
     assert task_of(tmp_path, metrics=["accuracy"]).labels == ["DT", "HT", "VB"]
-
-
-@settings(max_examples=20)
-@given(st.data())
-def test_mistakes_are_refused_with_their_line(data: st.DataObject) -> None:
-    """A line with another number of columns, and a type that only the validation data have."""
-    scheme = data.draw(st.sampled_from(SCHEMES[:4]))
-    rows = data.draw(files(scheme))
-    extension, content = data.draw(conll(rows, scheme))
-    lines = content.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
-    word = data.draw(st.sampled_from(FIRST.words))
-    number = next(number for number, line in enumerate(lines) if line.split()[:1] == [word])
-    is_short = data.draw(st.booleans())
-    separator = "\t" if "\t" in lines[number] else " "
-    parts = lines[number].split()
-    broken = separator.join(parts[:-1] if is_short else [*parts[:-1], "B-NEW"])
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / f"train{extension}").write_bytes(content)
-        (folder / f"validation{extension}").write_text(
-            "\n".join([*lines[:number], broken, *lines[number + 1 :]]), encoding="utf-8"
-        )
-        task = task_of(folder)
-        with pytest.raises(UserError, match=rf"in line {number + 1}\b") as refusal:
-            task.examples("validation")
-        assert len(str(refusal.value).splitlines()) <= 2

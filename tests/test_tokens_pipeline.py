@@ -3,6 +3,7 @@
 The models have random weights, so that the pieces of a word often disagree.
 """
 
+import json
 import random
 import warnings
 from pathlib import Path
@@ -11,19 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.special import log_softmax
 from transformers import BertConfig, BertForTokenClassification, pipeline
 
-from distill_runner.tasks.tokens.data import Sentence, Sentences
-from distill_runner.tasks.tokens.prediction_files import predicted_spans
-from distill_runner.tasks.tokens.schemes import TagSet
-from distill_runner.tasks.tokens.words import Cutting, Words, write_words
+from distill_runner.tasks import make_task
+from distill_runner.tasks.tokens.sentences import Sentence, Sentences
 from helpers.words import WORDS
 
 SCHEMES = {
     "bio": ["O", "B-x", "I-x", "B-y", "I-y"],
     "plain": ["O", "x", "y"],
-    "bioes": ["O", *(f"{role}-{kind}" for kind in "xy" for role in "BIES")],
 }
 Spans = list[list[tuple[int, int, str]]]
 
@@ -48,20 +45,19 @@ def model_of(tokenizer: Any, names: list[str]) -> BertForTokenClassification:
 
 
 def own_spans(model: Any, tokenizer: Any, rows: list[str], names: list[str], folder: Path) -> Spans:
-    tagset = TagSet.from_names(names)
+    fields = {"dataset": "d", "columns": ["text"], "metrics": ["f1"], "epochs": 1, "validation": {"v": "v"}}
+    task = make_task(name="own", type="tokens", labels=names, **fields)
     sentences = Sentences([Sentence(text, line=f"in row {number}") for number, text in enumerate(rows)], "test", False)
-    write_words(folder, sentences, tokenizer, Cutting(max_length=128, overlap=8), tagset)
-    split = Words(folder)
+    task.write(folder, sentences, tokenizer)
+    split = task.open(folder)
     outputs = np.zeros((split.num_outputs, len(names)))
     for number in range(len(split)):
         batch = split.batch([number])
         with torch.inference_mode():
             logits = model(input_ids=batch.input_ids[None].long()).logits[0]
         outputs[batch.output_index] = logits[batch.head_tokens]
-    logs = log_softmax(outputs[split.rows], axis=1)
-    tags = logs.argmax(axis=1)
-    spans = predicted_spans(split, tags, np.exp(logs.max(axis=1)), tagset)
-    return [[(span["start"], span["end"], span["label"]) for span in of_row] for of_row in spans]
+    lines = task.prediction_file(outputs, split, sentences).splitlines()
+    return [[(span["start"], span["end"], span["label"]) for span in json.loads(line)["spans"]] for line in lines]
 
 
 def pipeline_spans(model: Any, tokenizer: Any, rows: list[str], strategy: str) -> Spans:
@@ -91,13 +87,3 @@ def test_first_gives_the_spans_of_predict(scheme: str, wordpiece: Any, tmp_path:
     assert sum(map(len, own)) > 100
     assert pipeline_spans(model, wordpiece, rows, "first") == own
     assert num_equal(pipeline_spans(model, wordpiece, rows, "simple"), own) < 90
-
-
-@pytest.mark.parametrize(("name", "scheme"), [("byte_level", "bio"), ("wordpiece", "bioes")])
-def test_where_no_strategy_does(name: str, scheme: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Byte-level tokenizers have no words for the pipeline, and it knows no prefixes but B and I, as the docs say."""
-    tokenizer, names, rows = request.getfixturevalue(name), SCHEMES[scheme], texts(20)
-    model = model_of(tokenizer, names)
-    own = own_spans(model, tokenizer, rows, names, tmp_path)
-    for strategy in ("first", "simple"):
-        assert num_equal(pipeline_spans(model, tokenizer, rows, strategy), own) < 20

@@ -1,6 +1,7 @@
 """Words, pieces and windows: no word loses its label or shifts, whatever the tokenizer; the head against padding."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,9 @@ from distill_runner.models.extract import extract
 from distill_runner.models.families import PACKED
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.padded import extract_padded
-from distill_runner.tasks.tokens.data import Sentence, Sentences, Span
-from distill_runner.tasks.tokens.schemes import TagSet
-from distill_runner.tasks.tokens.words import Cutting, Words, write_words
+from distill_runner.tasks.tokens.sentences import Sentence, Sentences, Span
+from distill_runner.tasks.tokens.tags import TagSet
+from distill_runner.tasks.tokens.words import Words, write_words
 from distill_runner.training.data import weighted_batches
 from helpers.families import config_of
 
@@ -40,7 +41,7 @@ def of_words(*rows: list[str], tags: list[list[str]] | None = None) -> Sentences
 
 def written(folder: Path, sentences: Sentences, tokenizer: Any, **options: Any) -> Words:
     folder.mkdir(exist_ok=True)
-    write_words(folder, sentences, tokenizer, Cutting(**{"max_length": 64, "overlap": 8} | options), TAGSET)
+    write_words(folder, sentences, tokenizer, TAGSET, **{"max_length": 64, "overlap": 8} | options)
     return Words(folder)
 
 
@@ -112,7 +113,7 @@ def test_odd_words_shift_nothing(name: str, pieces: str, request: pytest.Fixture
     sentences = of_words(words, [], ["", ""], tags=[tags, [], ["O", "B-y"]])
     split = written(tmp_path, sentences, tokenizer, pieces=pieces, max_length=32)
     assert split.num_examples == 3
-    assert np.diff(split.sentences).tolist() == [len(words), 0, 2]
+    assert np.diff(split.bounds).tolist() == [len(words), 0, 2]
     assert [TAGSET.names[tag] for tag in split.tags] == [*tags, "O", "B-y"]
     text = sentences.items[0].text
     assert [text[b:e] for b, e in zip(split.begins[: len(words)], split.ends[: len(words)], strict=True)] == words
@@ -172,55 +173,27 @@ def test_spans_that_cut_a_word(wordpiece: Any, tmp_path: Path) -> None:
         split("refuse")
     assert split("extend") == (
         ["O", "B-x", "B-y"],
-        ["1 spans that cut a word are extended to whole words, first in row 0"],
+        ["1 spans that cut a word: task.misaligned=extend, first in row 0"],
     )
     assert split("drop")[0] == ["O", "O", "B-y"]
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(0, 40), st.integers(8, 40))
 def test_every_word_is_read_once_with_most_context(sizes: list[int], overlap: int, max_length: int) -> None:
-    import tempfile
-
-    rows = [["abcdefghijkl"[:size] for size in sizes]]
-    with tempfile.TemporaryDirectory() as folder:
-        split = written(
-            Path(folder),
-            of_words(*rows, tags=[["O"] * len(sizes)]),
-            SlowTokenizer(),
-            overlap=overlap,
-            max_length=max_length,
-        )
-        assert split.num_outputs == len(sizes)
+    words, capacity, total = ["abcdefghijkl"[:size] for size in sizes], max_length - 2, sum(sizes)
+    sentences = of_words(words, tags=[["O"] * len(sizes)])
+    with TemporaryDirectory() as folder:
+        split = written(Path(folder), sentences, SlowTokenizer(), overlap=overlap, max_length=max_length)
         assert split.rows.tolist() == list(range(len(sizes)))
-        firsts = np.cumsum([0, *sizes[:-1]])
-        capacity = max_length - 2
-        total = sum(sizes)
-        step = min(max(capacity - overlap, capacity // 4, 1), capacity)
-        starts = [0]
+        step, starts = min(max(capacity - overlap, capacity // 4, 1), capacity), [0]
         while starts[-1] + capacity < total:
             starts.append(starts[-1] + step)
-        for word, first in enumerate(firsts.tolist()):
+        for word, first in enumerate(np.cumsum([0, *sizes[:-1]]).tolist()):
             window = int(np.searchsorted(split.head_offsets, word, side="right")) - 1
-            position = int(split.heads[word]) - 1
-            length = int(np.diff(split.offsets)[window]) - 2
-            context = min(position, length - 1 - position)
-            best = max(
-                min(first - start, min(start + capacity, total) - 1 - first)
-                for start in starts
-                if start <= first < min(start + capacity, total)
-            )
-            assert context == best
-
-
-def test_windows_are_whole_sentences_if_they_fit(wordpiece: Any, tmp_path: Path) -> None:
-    rows = [["the", "dog", "ran"] * 5, ["a", "cat"]]
-    tags = [["O", "B-x", "O"] * 5, ["O", "B-y"]]
-    whole = written(tmp_path / "whole", of_words(*rows, tags=tags), wordpiece, max_length=64)
-    cut = written(tmp_path / "cut", of_words(*rows, tags=tags), wordpiece, max_length=9, overlap=4)
-    assert len(whole) == 2
-    assert len(cut) > 3
-    assert cut.tags.tolist() == whole.tags.tolist()
-    assert (np.asarray(cut.head_tags)[cut.rows] == np.asarray(whole.head_tags)[whole.rows]).all()
+            position, length = int(split.heads[word]) - 1, int(np.diff(split.offsets)[window]) - 2
+            ends = [(start, min(start + capacity, total)) for start in starts]
+            best = max(min(first - start, end - 1 - first) for start, end in ends if start <= first < end)
+            assert min(position, length - 1 - position) == best
 
 
 @pytest.fixture(scope="module")

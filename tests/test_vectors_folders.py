@@ -14,8 +14,8 @@ from transformers import BertModel
 from distill_runner.common.errors import UserError
 from distill_runner.models.build import build, load_model
 from distill_runner.models.config import Head, ModelConfig, VectorOptions
-from distill_runner.models.sentence_folder import POOLING_FLAGS, read_sentence_folder
 from distill_runner.models.sources import resolve_source
+from distill_runner.models.vectors import POOLING_FLAGS
 from distill_runner.tasks.vectors.texts import TextRows, write_texts
 from distill_runner.training.data import predict
 from distill_runner.training.devices import Device
@@ -83,12 +83,6 @@ def test_vectors_are_those_of_the_modules(
     state, other = model.state_dict(), again.state_dict()
     assert state.keys() == other.keys()
     assert all(torch.equal(state[name], other[name]) for name in state)
-
-
-def test_today_s_spelling_means_the_same(tmp_path: Path) -> None:
-    classic = folder_with(tmp_path / "a", {"pooling_mode_cls_token": True})
-    today = folder_with(tmp_path / "b", {"pooling_mode": "cls"}, naming="today")
-    assert read_sentence_folder(classic, "a") == read_sentence_folder(today, "b")
 
 
 def test_the_padded_forward_gives_the_packed_vectors(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from distill_runner.tasks.vectors.texts import TextRows, write_texts
 from helpers.command import distill_run
 from helpers.sentence_folders import folder_with
 from helpers.small_runs import few_fast
-from helpers.upload_hub import upload_hub
 from test_vectors_search import beir
 
 WIDTH = 16
@@ -82,26 +81,6 @@ def test_a_run_and_its_use(place: Path) -> None:
     assert "vectors are not written in this format" in ended.err
 
 
-def test_a_pushed_student_is_a_folder_of_sentence_transformers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever downloads it gets the vectors of the run, pooling and normalization included."""
-    import huggingface_hub.constants
-    from huggingface_hub import HfApi
-
-    from distill_runner.commands import export
-
-    folder, _ = run(place)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with upload_hub() as hub:
-        monkeypatch.setattr("huggingface_hub.HfApi", lambda: HfApi(endpoint=hub.address, token="hf_none"))
-        export._push(folder / "model", "me/student")
-        files = hub.files()
-    model = folder / "model"
-    assert files == {str(file.relative_to(model)): file.read_bytes() for file in model.rglob("*") if file.is_file()}
-    modules = json.loads(files["modules.json"])
-    assert [module["type"].rpartition(".")[2] for module in modules][:2] == ["Transformer", "Pooling"]
-    assert all(not module["path"] or f"{module['path']}/config.json" in files for module in modules[:2])
-
-
 @pytest.mark.parametrize("outputs", few_fast(["float32", "float16"], 1))
 def test_cached_vectors_train_as_live_ones_do(outputs: str, place: Path) -> None:
     models = []
@@ -127,19 +106,6 @@ def test_hidden_states_are_pooled_states(place: Path) -> None:
     weights = ("method.weights.vectors=0", "+method.weights.alp=1")
     folder, _ = run(place, term, *weights)
     assert (folder / "model" / "1_Pooling" / "config.json").is_file()
-
-
-def test_margins_of_three_texts(place: Path) -> None:
-    rng = random.Random(1)
-    rows = [",".join([sentence(rng), sentence(rng), sentence(rng), f"{rng.uniform(-1, 1):.2f}"]) for _ in range(20)]
-    data = place / "margins"
-    data.mkdir()
-    (data / "train.csv").write_text("\n".join(["query,positive,negative,label", *rows]) + "\n")
-    (data / "validation.csv").write_text((place / "data" / "validation.csv").read_text())
-    terms = ["+method.terms.margins={term: margins}", "+method.weights.margins=1", "method.weights.vectors=0"]
-    columns = ["task.columns=[sentence1,sentence2]", "task.train_columns=[query,positive,negative]"]
-    _, result = run(place, "task.dataset=margins", *terms, *columns, "transfer=labeled")
-    assert "loss/margins" in json.dumps(result) or result["status"] == "done"
 
 
 def test_a_teacher_is_scored_by_retrieval(place: Path) -> None:

@@ -213,6 +213,13 @@ def metric_function(name: str) -> Metric:
     return external_metric(name) if is_external(name) else METRICS[name]
 
 
+def require_finite(outputs: np.ndarray) -> None:
+    """Raise NonFiniteOutputs if an output (N, C) is infinite or not a number."""
+    if not np.isfinite(outputs).all():
+        count = int((~np.isfinite(outputs)).any(axis=-1).sum())
+        raise NonFiniteOutputs(f"{count} of {len(outputs)} outputs are not finite: the model has diverged")
+
+
 def compute_metrics(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Return the named metrics, in the order of ``metrics``.
 
@@ -223,7 +230,5 @@ def compute_metrics(metrics: Sequence[str], outputs: np.ndarray, labels: np.ndar
     Raises:
         NonFiniteOutputs: an output is infinite or not a number.
     """
-    if not np.isfinite(outputs).all():
-        count = int((~np.isfinite(outputs)).any(axis=-1).sum())
-        raise NonFiniteOutputs(f"{count} of {len(outputs)} outputs are not finite: the model has diverged")
+    require_finite(outputs)
     return {name: metric_function(name)(outputs, labels) for name in metrics}

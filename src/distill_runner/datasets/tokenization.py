@@ -1,7 +1,7 @@
 """Examples as texts, and what is needed to save them as arrays of token ids. This module does not import torch."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -154,17 +154,23 @@ class SpecialTokens:
         return max_length - sum(map(len, self.pair if pair else self.single))
 
 
-def window_starts(size: int, capacity: int, step: int) -> np.ndarray:
-    """Return the first token of each window of a text of ``size`` tokens; only the last window reaches its end."""
-    return np.arange(1 + -(-max(0, size - capacity) // step)) * step
+def cut_windows(size: int, capacity: int, step: int) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yield the windows of a text of ``size`` tokens: first token, last token + 1, and which tokens are its own.
 
+    A token is owned by the window in which it has most context (run_squad's ``_check_is_max_context``).
 
-def window_owners(firsts: np.ndarray, lasts: np.ndarray, size: int) -> np.ndarray:
-    """Return for each token the window in which it has most context (run_squad's ``_check_is_max_context``)."""
+    Args:
+        capacity: number of tokens of a window; only the last window reaches the end of the text.
+        step: tokens between the starts of two windows; at least a quarter of ``capacity``, and at most all of it.
+    """
+    step = min(max(step, capacity // 4, 1), capacity)
+    firsts = np.arange(1 + -(-max(0, size - capacity) // step)) * step
+    windows = [(first, min(first + capacity, size)) for first in firsts.tolist()]
     best, owners = np.full(size, -np.inf), np.zeros(size, dtype=np.int64)
-    for number, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
+    for number, (first, last) in enumerate(windows):
         position = np.arange(last - first)
         score = np.minimum(position, position[::-1]) + 0.01 * (last - first)
         better = score > best[first:last]
         best[first:last][better], owners[first:last][better] = score[better], number
-    return owners
+    for number, (first, last) in enumerate(windows):
+        yield first, last, owners[first:last] == number

@@ -14,9 +14,8 @@ from distill_runner.common.errors import UserError, root_cause
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.features import EncoderShape
 from distill_runner.models.images import reads_images
-from distill_runner.models.sentence_folder import vector_modules
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
-from distill_runner.models.vectors import sentence_encoder
+from distill_runner.models.vectors import SentenceEncoder, vector_modules
 from distill_runner.models.weights import require_all
 from distill_runner.models.zero_shot import INFERENCE_REMEDY, Hypotheses, ZeroShotClassifier, load_hypotheses
 
@@ -58,7 +57,8 @@ def build(
     if head.vectors is None:
         return network
     name, folder = (source.name, source.download()) if source else ("", None)
-    encoder: Any = sentence_encoder(network, vector_modules(model, head.vectors, folder, name), head.vectors)
+    settings = {"prompts": dict(head.vectors.prompts), "max_length": head.vectors.max_length}
+    encoder: Any = SentenceEncoder(network, vector_modules(model, head.vectors, folder, name), settings)
     return encoder
 
 

@@ -1,24 +1,105 @@
 """Vectors of texts: an encoder with pooling, dense layers and normalization after it.
 
+Such models are saved and read as folders of sentence-transformers.
+
 Shapes: B texts of T tokens in total, packed, or padded to L tokens; H features of a state, C numbers of a vector.
-``models.sentence_folder`` reads and writes these modules in the layout of sentence-transformers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import shutil
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.utils.generic import ModelOutput
 
+from distill_runner.common.errors import UserError, root_cause
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.config import VectorOptions
-from distill_runner.models.sentence_folder import write_modules
-from distill_runner.models.vector_modules import DenseLayer, Normalization, VectorModules
+
+if TYPE_CHECKING:
+    from distill_runner.models.config import ModelConfig
+
+PoolingMode = Literal["mean", "cls", "last"]
+ACTIVATIONS = {name: getattr(nn, name) for name in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")}
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+LENGTHS = tuple(f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "xlnet"))
+"""Files with the maximum length, of which a folder has one."""
+POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+NAMES: dict[str, PoolingMode] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+REMEDY = f"Poolings that are read: {', '.join(NAMES.values())}; modules: Pooling, Dense and Normalize."
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer after the pooling, with its activation.
+
+    Attributes:
+        activation: name of the class in ``torch.nn``.
+        folder: folder that holds the layer's weights; None for new weights.
+    """
+
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation: str = "Tanh"
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class VectorModules:
+    """The modules after an encoder, in their order: pooling, then dense layers and normalizations.
+
+    Attributes:
+        pooling: ``mean`` of all tokens, the first token (``cls``) or the ``last`` one.
+        include_prompt: whether the pooling reads the tokens of the prompt; the special token before it counts as one.
+        layers: what follows the pooling; None is a normalization.
+    """
+
+    pooling: PoolingMode = "mean"
+    include_prompt: bool = True
+    layers: tuple[Dense | None, ...] = (None,)
+
+    def width(self, encoder_width: int) -> int:
+        """Return the number of numbers in a vector."""
+        return [encoder_width, *(layer.out_features for layer in self.layers if layer is not None)][-1]
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether vectors have length 1."""
+        return bool(self.layers) and self.layers[-1] is None
+
+
+class DenseLayer(nn.Module):
+    """Linear layer and activation, with the parameters' names of sentence-transformers."""
+
+    def __init__(self, dense: Dense) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dense.in_features, dense.out_features, dense.bias)
+        self.activation = ACTIVATIONS[dense.activation]()
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        return self.activation(self.linear(x_BC))
+
+
+class Normalization(nn.Module):
+    """Division of each vector by its length."""
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        return functional.normalize(x_BC, dim=-1)
 
 
 @dataclass
@@ -31,12 +112,12 @@ class VectorOutput(ModelOutput):
 class SentenceEncoder(nn.Module):
     """An encoder of ``transformers`` with the modules that make one vector of a text.
 
-    It has the members of a ``PreTrainedModel`` that training and saving use.
+    What it has not itself, such as ``config``, is that of its encoder.
 
     Args:
         encoder: model without a head.
-        modules: what follows the encoder. The caller loads the weights of dense layers.
-        settings: further content of the saved folder, see ``sentence_folder.write_modules``.
+        modules: what follows the encoder. The weights of dense layers are read from their folders.
+        settings: prompts by name and maximum length, for the saved folder.
     """
 
     base_model_prefix = "encoder"
@@ -44,45 +125,28 @@ class SentenceEncoder(nn.Module):
     def __init__(self, encoder: Any, modules: VectorModules, settings: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.encoder, self.modules_after, self.settings = encoder, modules, settings or {}
-        self.head = nn.Sequential(
-            *(Normalization() if layer is None else DenseLayer(layer) for layer in modules.layers)
-        )
+        layers = [Normalization() if layer is None else DenseLayer(layer) for layer in modules.layers]
+        self.head = nn.Sequential(*layers)
+        for dense, layer in zip(modules.layers, layers, strict=True):
+            if dense is not None and dense.folder is not None:
+                layer.load_state_dict(load_file(dense.folder / "model.safetensors"))
 
-    # What a ``PreTrainedModel`` has
-
-    @property
-    def config(self) -> Any:
-        return self.encoder.config
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "encoder":
+                raise
+            return getattr(self.encoder, name)
 
     @property
     def base_model(self) -> Any:
         return self.encoder
 
-    @property
-    def supports_gradient_checkpointing(self) -> bool:
-        return bool(self.encoder.supports_gradient_checkpointing)
-
-    def activation_checkpointing_enable(self) -> None:
-        self.encoder.activation_checkpointing_enable()
-
-    def set_attn_implementation(self, name: str) -> None:
-        self.encoder.set_attn_implementation(name)
-
-    def get_input_embeddings(self) -> Any:
-        return self.encoder.get_input_embeddings()
-
-    def set_input_embeddings(self, embeddings: nn.Module) -> None:
-        self.encoder.set_input_embeddings(embeddings)
-
-    def get_output_embeddings(self) -> None:
-        """Return None: a vector has no output layer over the vocabulary."""
-
     def save_pretrained(self, folder: Path) -> None:
         """Save the encoder and its modules in the layout of sentence-transformers."""
         self.encoder.save_pretrained(folder)
         write_modules(Path(folder), self)
-
-    # Vectors
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> VectorOutput:
         """Return the vectors of padded texts. Tokens of a prompt that the pooling leaves out are not known here."""
@@ -126,10 +190,159 @@ class SentenceEncoder(nn.Module):
         return h_TH.new_zeros(batch.size, h_TH.shape[1]).index_add(0, text_T, h_TH) / lengths_B[:, None]
 
 
-def sentence_encoder(encoder: Any, modules: VectorModules, options: VectorOptions) -> SentenceEncoder:
-    """Return the encoder with its modules; dense layers are read from their folders."""
-    model = SentenceEncoder(encoder, modules, {"prompts": dict(options.prompts), "max_length": options.max_length})
-    for dense, layer in zip(modules.layers, model.head, strict=True):
-        if dense is not None and dense.folder is not None and isinstance(layer, DenseLayer):
-            layer.load_state_dict(load_file(dense.folder / "model.safetensors"))
-    return model
+# Folders of sentence-transformers
+
+
+@dataclass(frozen=True)
+class SentenceFolder:
+    """What a folder of sentence-transformers says besides its encoder.
+
+    Attributes:
+        modules: the modules after the encoder.
+        max_length: maximum number of tokens of a text; None if the folder names none.
+        prompts: text by name that is put before the texts of a use, such as ``query``.
+        default_prompt: name of the prompt that texts get if none is named; None for no prompt.
+    """
+
+    modules: VectorModules
+    max_length: int | None = None
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+
+def is_sentence_folder(folder: Path) -> bool:
+    """Return whether the folder has modules after its encoder."""
+    return (folder / MODULES).is_file()
+
+
+def read_sentence_folder(folder: Path, name: str) -> SentenceFolder:
+    """Return what the folder says.
+
+    Args:
+        name: what the user typed for the folder.
+    Raises:
+        UserError: the folder is damaged, or has modules that are not read.
+    """
+    try:
+        return _content(folder, name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"its files of sentence-transformers are damaged: {root_cause(error)}"
+        raise UserError(".model.source", name, problem, "Save it again with SentenceTransformer.save.") from error
+
+
+def _content(folder: Path, name: str) -> SentenceFolder:
+    entries = sorted(_read_json(folder / MODULES), key=lambda entry: entry["idx"])
+    kinds = [str(entry["type"]).rpartition(".")[2] for entry in entries]
+    if kinds[:2] != ["Transformer", "Pooling"] or entries[0].get("path"):
+        problem = f"begins with the modules {', '.join(kinds[:2])}, or has its encoder in a subfolder"
+        raise UserError(".model.source", name, problem, f"Only an encoder and its pooling are read. {REMEDY}")
+    pooling = _read_json(folder / entries[1]["path"] / "config.json")
+    # In today's spelling, or the older one.
+    modes = pooling.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if pooling.get(flag)] or "mean"
+    mode = " + ".join([modes] if isinstance(modes, str) else modes)
+    if mode not in NAMES:
+        raise UserError(".model.source", name, f"has the pooling {mode}, which is not read", REMEDY)
+    layers: list[Dense | None] = []
+    for kind, entry in zip(kinds[2:], entries[2:], strict=True):
+        if kind in ("Normalize", "Dense"):
+            layers.append(_dense(folder / entry["path"], name) if kind == "Dense" else None)
+        elif kind != "Dropout":  # does nothing in evaluation
+            raise UserError(".model.source", name, f"has a module {kind}, which is not read", REMEDY)
+    lengths: Any = next((_read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
+    if lengths.get("do_lower_case"):
+        problem = "has do_lower_case=true, which only sentence-transformers reads"
+        raise UserError(".model.source", name, problem, "Take a tokenizer that lowercases, and set it to false.")
+    settings = _read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
+    default = settings.get("default_prompt_name")
+    modules = VectorModules(NAMES[mode], bool(pooling.get("include_prompt", True)), tuple(layers))
+    return SentenceFolder(modules, lengths.get("max_seq_length"), prompts, default if default in prompts else None)
+
+
+def _read_json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _dense(folder: Path, name: str) -> Dense:
+    config = _read_json(folder / "config.json")
+    activation = str(config.get("activation_function") or "torch.nn.Identity").rpartition(".")[2]
+    extra = config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding"
+    if activation not in ACTIVATIONS or extra or not (folder / "model.safetensors").is_file():
+        problem = f"has a dense layer with {activation}, or a residual, or without model.safetensors, which is not read"
+        remedy = f"Read are those with {', '.join(ACTIVATIONS)}, from vector to vector."
+        raise UserError(".model.source", name, problem, remedy)
+    return Dense(config["in_features"], config["out_features"], config.get("bias", True), activation, folder)
+
+
+def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | None, name: str) -> VectorModules:
+    """Return the modules after the encoder of a model to build.
+
+    A kept head has those of its folder. A new one has them too, but for options of the task; without a folder of
+    sentence-transformers, it has a normalized mean.
+
+    Args:
+        folder: folder of the model's source; None for a new model.
+        name: what the user typed for it.
+    Raises:
+        UserError: a kept head is no folder of sentence-transformers, or the folder and the task disagree.
+    """
+    if folder is None or not is_sentence_folder(folder):
+        if model.head == "keep":
+            problem = f"holds no {MODULES}: how its states become a vector is not known"
+            remedy = "Take a folder of sentence-transformers, or teacher.fine_tuned=false to choose by task.pooling."
+            raise UserError(".model.source", name, problem, remedy)
+        modules = VectorModules()
+    else:
+        content = read_sentence_folder(folder, name)
+        _require_agreement(content, options, name)
+        modules = content.modules
+        if model.head == "keep":
+            return modules
+    layers = modules.layers
+    if options.normalize is not None and options.normalize != modules.is_normalized:
+        layers = (*layers, None) if options.normalize else layers[:-1]
+    prompt = modules.include_prompt if options.include_prompt is None else options.include_prompt
+    return replace(modules, pooling=options.pooling or modules.pooling, include_prompt=prompt, layers=layers)
+
+
+def _require_agreement(content: SentenceFolder, options: VectorOptions, name: str) -> None:
+    """Raise a UserError if texts would get another prompt, or more tokens, than sentence-transformers gives them."""
+    default = content.prompts.get(content.default_prompt or "")
+    if default is not None and default not in options.prompts.values():
+        problem = f"is not the default prompt of {name}, {default!r}"
+        raise UserError("task.prompt", options.prompts.get("text", ""), problem, f"task.prompt='{default}'")
+    if content.max_length is not None and options.max_length > content.max_length:
+        problem = f"{name} was made for {content.max_length} tokens, at which sentence-transformers cuts"
+        raise UserError("task.max_length", options.max_length, problem, f"task.max_length={content.max_length}")
+
+
+def write_modules(folder: Path, model: SentenceEncoder) -> None:
+    """Write the modules of a model beside its encoder, as ``SentenceTransformer(folder)`` reads them."""
+    modules = model.modules_after
+    flags = {flag: NAMES.get(mode) == modules.pooling for flag, mode in POOLING_FLAGS.items()}
+    pooling = {"word_embedding_dimension": int(model.config.hidden_size), **flags}
+    files: dict[str, Any] = {"1_Pooling/config.json": pooling | {"include_prompt": modules.include_prompt}}
+    kinds = ["Transformer", "Pooling", *("Normalize" if dense is None else "Dense" for dense in modules.layers)]
+    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
+    for path in paths[1:]:
+        shutil.rmtree(folder / path, ignore_errors=True)
+        (folder / path).mkdir(parents=True)
+    for path, dense, layer in zip(paths[2:], modules.layers, model.head, strict=True):
+        if dense is not None:
+            activation = ACTIVATIONS[dense.activation]
+            config = {name: getattr(dense, name) for name in ("in_features", "out_features", "bias")}
+            config["activation_function"] = f"{activation.__module__}.{activation.__name__}"
+            files[f"{path}/config.json"] = config
+            weights = {key: value.detach().float().contiguous().cpu() for key, value in layer.state_dict().items()}
+            save_file(weights, folder / path / "model.safetensors")
+    files[MODULES] = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+    ]
+    files[LENGTHS[0]] = {"max_seq_length": model.settings.get("max_length"), "do_lower_case": False}
+    prompts = {name: text for name, text in model.settings.get("prompts", {}).items() if text}
+    default = "text" if "text" in prompts else None
+    files[SETTINGS] = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
+    for name, content in files.items():
+        (folder / name).unlink(missing_ok=True)  # the file may be a hard link to a file in the store
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

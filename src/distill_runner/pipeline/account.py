@@ -18,8 +18,8 @@ from distill_runner.common.errors import UserError, quantity
 from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
-from distill_runner.models.sentence_folder import is_sentence_folder
 from distill_runner.models.sources import read_config
+from distill_runner.models.vectors import is_sentence_folder
 from distill_runner.models.weights import WeightsReport
 from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.inputs import Inputs, account_of_examples, read_examples, weights_report

@@ -204,7 +204,7 @@ class Task(Splits):
     @property
     def num_positions(self) -> int:
         """Number of positions that a model needs for the longest example; 0 if examples have no positions."""
-        return 0
+        return getattr(self, "max_length", 0)
 
     # 3. Head
 

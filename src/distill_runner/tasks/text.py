@@ -428,10 +428,6 @@ class TextTask(Task):
 
         return TokenSplit(folder)
 
-    @property
-    def num_positions(self) -> int:
-        return self.max_length
-
     def account(self, split: str, examples: Examples, tables: Sequence[TableRecord]) -> SplitAccount:
         account = super().account(split, examples, tables)
         account.rows = len(examples)

@@ -9,7 +9,7 @@ import string
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from distill_runner.tasks.questions.windows import Windows
 
 N_BEST, MAX_ANSWER = 20, 30
-TOKENS_AT_ONCE = 100_000
-"""Approximate number of tokens of the windows that are searched together."""
 ARTICLES = {
     "en": r"\b(a|an|the)\b",
     "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
@@ -76,11 +74,25 @@ def best_spans(
         n_best: number of spans kept for each question.
         max_answer: maximum number of tokens of a span.
     """
-    spans = np.zeros(windows.num_questions, dtype=spans_dtype(n_best))
+    spans = np.zeros(windows.num_examples, dtype=spans_dtype(n_best))
     spans["begin"] = spans["end"] = -1
-    spans["score"] = -np.inf
-    for first, last in _portions(windows):
-        _search(spans[first:last], logits_T2, windows, first, last, n_best, max_answer)
+    spans["score"], spans["null"] = -np.inf, np.inf
+    files = windows.begins, windows.ends, windows.may_start, windows.offsets
+    begins_T, ends_T, may_start_T, offsets = map(np.asarray, files)
+    for question, (first, last) in enumerate(pairwise(np.asarray(windows.window_offsets).tolist())):
+        candidates = []
+        for tokens in map(slice, offsets[first:last], offsets[first + 1 : last + 1]):
+            logits_2L = np.asarray(logits_T2[tokens], dtype=np.float32).T
+            begins, top = begins_T[tokens], np.argsort(-logits_2L, axis=1, kind="stable")[:, :n_best]
+            start, end = (side.ravel() for side in np.meshgrid(*top, indexing="ij"))
+            is_valid = (end >= start) & (end < start + max_answer) & may_start_T[tokens][start] & (begins[end] >= 0)
+            start, end = start[is_valid], end[is_valid]
+            candidates.append((begins[start], ends_T[tokens][end], logits_2L[0, start] + logits_2L[1, end]))
+            spans["null"][question] = min(spans["null"][question], logits_2L[:, 0].sum())
+        columns = [np.concatenate(column) for column in zip(*candidates, strict=True)]
+        best = np.argsort(-columns[2], kind="stable")[:n_best]
+        for name, column in zip(("begin", "end", "score"), columns, strict=True):
+            spans[name][question, : len(best)] = column[best]
     highest_Q = np.maximum(spans["score"][:, 0], spans["null"] if unanswerable else -np.inf)
     highest_Q = np.where(np.isfinite(highest_Q), highest_Q, 0).astype(np.float64)
     powers = np.exp(spans["score"].astype(np.float64) - highest_Q[:, None])
@@ -110,60 +122,7 @@ def answer_texts(spans: np.ndarray, windows: "Windows", null_threshold: float | 
 
 def null_margin(spans: np.ndarray) -> np.ndarray:
     """Return the score of "no answer" minus the score of the best span, (Q,)."""
-    margin: np.ndarray = spans["null"] - spans["score"][:, 0]
-    return margin
-
-
-def _portions(windows: "Windows") -> Iterator[tuple[int, int]]:
-    """Yield ranges [first, last) of questions whose windows together have about ``TOKENS_AT_ONCE`` tokens."""
-    ends = windows.offsets[windows.window_offsets[1:]]
-    portion = np.asarray(ends) // TOKENS_AT_ONCE
-    cuts = [0, *(np.flatnonzero(np.diff(portion)) + 1).tolist(), windows.num_questions]
-    yield from pairwise(cuts)
-
-
-def _search(
-    spans: np.ndarray, logits_T2: np.ndarray, windows: "Windows", first: int, last: int, n_best: int, max_answer: int
-) -> None:
-    """Fill ``spans`` with the best spans of the questions from ``first`` to ``last``, the latter excluded.
-
-    Shapes: W windows of these questions with up to L tokens each; the k highest logits of each window.
-    """
-    bounds = np.asarray(windows.window_offsets[first : last + 1])
-    starts = np.asarray(windows.offsets[bounds[0] : bounds[-1] + 1])
-    lengths, base = np.diff(starts), starts[0]
-    tokens = slice(int(base), int(starts[-1]))
-    logits = np.asarray(logits_T2[tokens], dtype=np.float32)
-    begins, ends, may_start = (np.asarray(array[tokens]) for array in (windows.begins, windows.ends, windows.may_start))
-    token_WL = (starts[:-1] - base)[:, None] + np.arange(lengths.max())
-    in_window_WL = np.arange(lengths.max()) < lengths[:, None]
-    top = [_top(logits[:, side], token_WL, in_window_WL, n_best) for side in range(2)]
-    start_Wkk, end_Wkk = np.broadcast_arrays(top[0][:, :, None], top[1][:, None, :])
-    valid = (start_Wkk >= 0) & (end_Wkk >= start_Wkk) & (end_Wkk < start_Wkk + max_answer)
-    window, start, end = np.nonzero(valid)[0], start_Wkk[valid], end_Wkk[valid]
-    fits = may_start[start] & (begins[end] >= 0)
-    window, start, end = window[fits], start[fits], end[fits]
-    score = logits[start, 0] + logits[end, 1]
-    question = np.repeat(np.arange(last - first), np.diff(bounds))[window]
-    order = np.lexsort((-score, question))
-    question = question[order]
-    rank = np.arange(len(order)) - np.searchsorted(question, question)
-    order, question, rank = (array[rank < n_best] for array in (order, question, rank))
-    spans["begin"][question, rank], spans["end"][question, rank] = begins[start[order]], ends[end[order]]
-    spans["score"][question, rank] = score[order]
-    cls = starts[:-1] - base
-    spans["null"] = np.minimum.reduceat(logits[cls].sum(axis=1), bounds[:-1] - bounds[0])
-
-
-def _top(logits: np.ndarray, token_WL: np.ndarray, in_window_WL: np.ndarray, n_best: int) -> np.ndarray:
-    """Return the token indices of the highest logits of each window, best first, (W, k), padded with -1."""
-    values = np.where(in_window_WL, logits[np.minimum(token_WL, len(logits) - 1)], -np.inf)
-    k = min(n_best, values.shape[1])
-    best = np.argpartition(-values, k - 1, axis=1)[:, :k]
-    best = np.take_along_axis(
-        best, np.argsort(-np.take_along_axis(values, best, axis=1), axis=1, kind="stable"), axis=1
-    )
-    return np.where(np.take_along_axis(in_window_WL, best, axis=1), np.take_along_axis(token_WL, best, axis=1), -1)
+    return spans["null"] - spans["score"][:, 0]
 
 
 def normalize_answer(text: str, language: str | None = None) -> str:
@@ -182,33 +141,30 @@ def normalize_answer(text: str, language: str | None = None) -> str:
     return " ".join(text.split())
 
 
-def exact_match(answer: str, golds: Sequence[str], language: str | None = None) -> float:
-    """Return 1 if the normalized answer equals one of the normalized ``golds``, else 0."""
-    return float(normalize_answer(answer, language) in {normalize_answer(gold, language) for gold in golds})
-
-
-def token_f1(answer: str, golds: Sequence[str], language: str | None = None, unanswerable: bool = False) -> float:
-    """Return the F1 of the words of ``answer`` and of a gold answer, the maximum over ``golds``.
-
-    Args:
-        unanswerable: use SQuAD 2.0's rule for answers without words: 1 if both have none, else 0. SQuAD 1.1 gives 0.
-    """
-    words = Counter(normalize_answer(answer, language).split())
-    return max(_f1(words, Counter(normalize_answer(gold, language).split()), unanswerable) for gold in golds)
-
-
 def question_scores(
     answers: Sequence[str], golds: Sequence[Sequence[str]], language: str | None = None, unanswerable: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return exact match and F1 of each question, two arrays (Q,) of values from 0 to 1.
+    """Return exact match and F1 of the words of each question, two arrays (Q,) of values from 0 to 1.
 
-    With ``unanswerable``, the gold answer of a question without one is the empty text.
+    Both are the highest over the gold answers. With ``unanswerable``, the rules are those of SQuAD 2.0: the gold answer
+    of a question without one is the empty text, and an answer without words scores 1 if the gold answer has none.
     """
-    if unanswerable:
-        golds = [[gold for gold in some if normalize_answer(gold, language)] or [""] for some in golds]
-    exact = [exact_match(answer, some, language) for answer, some in zip(answers, golds, strict=True)]
-    f1 = [token_f1(answer, some, language, unanswerable) for answer, some in zip(answers, golds, strict=True)]
-    return np.asarray(exact), np.asarray(f1)
+    exact, f1 = np.zeros(len(answers)), np.zeros(len(answers))
+    for number, (answer, texts) in enumerate(zip(answers, golds, strict=True)):
+        words = normalize_answer(answer, language).split()
+        options = [normalize_answer(text, language).split() for text in texts]
+        if unanswerable:
+            options = [option for option in options if option] or [[]]
+        for option in options:
+            shared = (Counter(words) & Counter(option)).total()
+            is_equal = words == option
+            if unanswerable and not (words and option):
+                score = float(is_equal)
+            else:
+                precision, recall = shared / max(len(words), 1), shared / max(len(option), 1)
+                score = 2 * precision * recall / (precision + recall) if shared else 0.0
+            exact[number], f1[number] = max(exact[number], is_equal), max(f1[number], score)
+    return exact, f1
 
 
 def best_over_thresholds(
@@ -230,16 +186,6 @@ def best_over_thresholds(
     reached = np.concatenate([[0.0], np.cumsum(gain)]) + (~has_answer).sum()
     best = int(reached.argmax())
     return float(reached[best] / len(scores)), 0.0 if best == 0 else float(margin[order[best - 1]])
-
-
-def _f1(answer: Counter[str], gold: Counter[str], unanswerable: bool) -> float:
-    if unanswerable and not (answer and gold):
-        return float(answer == gold)
-    shared = (answer & gold).total()
-    if not shared:
-        return 0.0
-    precision, recall = shared / answer.total(), shared / gold.total()
-    return 2 * precision * recall / (precision + recall)
 
 
 @cache

@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.datasets.evaluate_metrics import answer_items, as_items, external_metric, is_external
-from distill_runner.datasets.metrics import NonFiniteOutputs
+from distill_runner.datasets.metrics import require_finite
+from distill_runner.datasets.readers.tables import read_rows
 from distill_runner.models.config import Head
 from distill_runner.tasks.programs import SPANS
 from distill_runner.tasks.questions.answers import (
@@ -28,7 +29,7 @@ from distill_runner.tasks.questions.answers import (
     null_margin,
     question_scores,
 )
-from distill_runner.tasks.questions.data import Question, QuestionColumns, Windowing, question_rows, read_questions
+from distill_runner.tasks.questions.data import Question, Windowing, read_questions
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import ExamplePredictions, Task
 
@@ -63,22 +64,13 @@ class QuestionExamples:
 
 @dataclass(frozen=True)
 class AnswerScores:
-    """Scores of the answers to Q questions; each array is (Q,).
-
-    ``exact`` and ``f1`` score the predicted answers, ``answered_exact`` and ``answered_f1`` the best spans.
-    ``answered`` is whether the best span has a text; ``margin`` is ``null_margin``.
-    """
+    """Scores of the answers to Q questions: each array is (Q,). Optimistic scores tune the threshold on them."""
 
     exact: np.ndarray
     f1: np.ndarray
     has_answer: np.ndarray
-    answered_exact: np.ndarray
-    answered_f1: np.ndarray
-    answered: np.ndarray
-    margin: np.ndarray
-
-    def best(self, scores: np.ndarray) -> float:
-        return best_over_thresholds(scores, self.answered, self.has_answer, self.margin)[0]
+    optimistic_exact: float
+    optimistic_f1: float
 
 
 def _mean(scores: np.ndarray) -> float:
@@ -91,10 +83,10 @@ METRICS: dict[str, Callable[[AnswerScores], float]] = {
     "has_answer_f1": lambda scores: _mean(scores.f1[scores.has_answer]),
     "has_answer_exact": lambda scores: _mean(scores.exact[scores.has_answer]),
     "no_answer_f1": lambda scores: _mean(scores.f1[~scores.has_answer]),
-    "optimistic_f1": lambda scores: scores.best(scores.answered_f1),
-    "optimistic_exact": lambda scores: scores.best(scores.answered_exact),
+    "optimistic_f1": lambda scores: scores.optimistic_f1,
+    "optimistic_exact": lambda scores: scores.optimistic_exact,
 }
-"""Metrics of questions; optimistic ones tune the threshold on the scored questions (``best_f1`` of SQuAD 2.0)."""
+"""Metrics of questions; optimistic ones are ``best_f1`` and ``best_exact`` of SQuAD 2.0's script."""
 
 
 class QuestionsTask(Task):
@@ -179,12 +171,13 @@ class QuestionsTask(Task):
         return {"language": language} if language else {}
 
     def examples(self, split: str) -> Any:
-        trains = self.split_key(split) == "task.train"
-        question, context = self.columns
-        labeled = not self.is_test(split)
-        columns = QuestionColumns(question, context, self.label, split, labeled, self.unanswerable, trains)
-        language = self.split_settings(split).get("language")
-        return QuestionExamples(lambda: read_questions(question_rows(self, split), columns), labeled, language)
+        columns, labeled, trains = [*self.columns, self.label], not self.is_test(split), split == self.train
+
+        def read() -> Iterator[Question]:
+            needs_answers = labeled and not self.unanswerable
+            yield from read_questions(read_rows(self, split), columns, split, needs_answers, trains)
+
+        return QuestionExamples(read, labeled, self.split_settings(split).get("language"))
 
     def transfer(self, transfer: "TransferSet") -> Any:
         def read() -> Iterator[Question]:
@@ -207,10 +200,6 @@ class QuestionsTask(Task):
         from distill_runner.tasks.questions.windows import Windows
 
         return Windows(folder)
-
-    @property
-    def num_positions(self) -> int:
-        return self.max_length
 
     @property
     def head(self) -> Head:
@@ -242,48 +231,57 @@ class QuestionsTask(Task):
         Args:
             outputs: start and end logits of all tokens of the split, (T, 2).
         """
-        if not np.isfinite(outputs).all():
-            count = int((~np.isfinite(outputs)).any(axis=-1).sum())
-            raise NonFiniteOutputs(f"{count} of {len(outputs)} outputs are not finite: the model has diverged")
+        require_finite(outputs)
         return best_spans(outputs, split, self.unanswerable, self.n_best, self.max_answer)
 
+    def answers(self, outputs: np.ndarray, split: Any) -> list[str]:
+        """Return the predicted answer to each question; empty if "no answer" is predicted."""
+        return answer_texts(self.spans(outputs, split), split, self._threshold)
+
     def has_labels(self, name: str, split: Any) -> bool:
-        has_answer = [bool(split.question(number).answers) for number in range(split.num_questions)]
-        if any(has_answer) and not all(has_answer) and not self.unanswerable:
-            problem = f"question '{split.question(has_answer.index(False)).id}' of split '{name}' has no answer"
+        unanswered = [question.id for question in _questions(split) if not question.answers]
+        if 0 < len(unanswered) < split.num_examples and not self.unanswerable:
+            problem = f"question '{unanswered[0]}' of split '{name}' has no answer"
             remedy = "Remove it, or for questions without an answer: task.unanswerable=true."
             raise UserError("task.unanswerable", False, problem, remedy)
-        return any(has_answer)
+        return len(unanswered) < split.num_examples
+
+    def answer_scores(self, spans: np.ndarray, split: Any) -> AnswerScores:
+        """Return the scores of the answers that spans give."""
+        golds, rules = [question.answers for question in _questions(split)], (split.language, self.unanswerable)
+        has_answer, best = np.array([any(texts) for texts in golds]), answer_texts(spans, split)
+        answered = question_scores(best, golds, *rules)
+        scores = answered
+        if self.unanswerable:
+            scores = question_scores(answer_texts(spans, split, self.null_threshold), golds, *rules)
+        others = np.array([*map(bool, best)]), has_answer, null_margin(spans)
+        exact, f1 = (best_over_thresholds(values, *others)[0] for values in answered)
+        return AnswerScores(*scores, has_answer, exact, f1)
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
-        spans = self.spans(outputs, split)
-        scores = self._scores(spans, split)
+        scores = self.answer_scores(self.spans(outputs, split), split)
         return {
-            name: external_metric(name)(*self._items(spans, split)) if is_external(name) else METRICS[name](scores)
+            name: external_metric(name)(*self._items(outputs, split)) if is_external(name) else METRICS[name](scores)
             for name in self.metrics
         }
 
-    def _items(self, spans: np.ndarray, split: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _items(self, outputs: np.ndarray, split: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return predictions (Q, 1) and references (Q,) for metrics of ``evaluate``, in the format of SQuAD's."""
-        texts = answer_texts(spans, split, self._threshold)
-        pairs = [
-            answer_items(question.id, text, question.answers)
-            for question, text in zip(map(split.question, range(split.num_questions)), texts, strict=True)
-        ]
+        rows = zip(_questions(split), self.answers(outputs, split), strict=True)
+        pairs = [answer_items(question.id, text, question.answers) for question, text in rows]
         return as_items([one for one, _ in pairs])[:, None], as_items([other for _, other in pairs])
 
     def agreement(self, outputs: np.ndarray, reference: np.ndarray, split: Any) -> float:
         """Return the share of questions with the same answer."""
-        first, second = (answer_texts(self.spans(one, split), split, self._threshold) for one in (outputs, reference))
-        return _mean(np.array(first) == np.array(second))
+        return _mean(np.array(self.answers(outputs, split)) == np.array(self.answers(reference, split)))
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
         """Save the n best spans, scores and context of each question; paired tests resample whole contexts."""
         spans = self.spans(outputs, split)
-        scores = self._scores(spans, split)
+        scores = self.answer_scores(spans, split)
         arrays: dict[str, Any] = {"score-f1": scores.f1, "score-exact_match": scores.exact}
         if any(map(is_external, self.metrics)):
-            arrays["items"], arrays["references"] = self._items(spans, split)
+            arrays["items"], arrays["references"] = self._items(outputs, split)
         np.savez(file, spans=spans, clusters=split.contexts, **arrays)
 
     def example_predictions(self, outputs: np.ndarray, split: Any) -> ExamplePredictions:
@@ -292,8 +290,13 @@ class QuestionsTask(Task):
         The label's probability is the sum over all candidate spans that match a gold answer. Without a gold answer, it
         is the probability of "no answer".
         """
-        spans = self.spans(outputs, split)
-        texts = answer_texts(spans, split, self._threshold)
+        spans, texts, probabilities = self.spans(outputs, split), self.answers(outputs, split), []
+        for question, candidates in zip(_questions(split), spans, strict=True):
+            golds = {normalize_answer(answer, split.language) for answer in question.answers}
+            rows = zip(candidates["begin"], candidates["end"], candidates["probability"], strict=True)
+            matching = [p for begin, end, p in rows
+                        if p and normalize_answer(question.context[begin:end], split.language) in golds]  # fmt: skip
+            probabilities.append(float(sum(matching) if golds else candidates["null_probability"]))
 
         def prediction_text(number: int) -> str:
             probability = spans["probability"][number, 0] if texts[number] else spans["null_probability"][number]
@@ -302,48 +305,21 @@ class QuestionsTask(Task):
         def label_text(number: int) -> str:
             return " / ".join(dict.fromkeys(split.question(number).answers)) or NO_ANSWER
 
-        probability = [
-            _gold_probability(candidates, split.question(number), split.language)
-            for number, candidates in enumerate(spans)
-        ]
-        correct = self._scores(spans, split).exact.astype(bool)
-        return ExamplePredictions(correct, np.array(probability), prediction_text, label_text)
+        correct = self.answer_scores(spans, split).exact.astype(bool)
+        return ExamplePredictions(correct, np.array(probabilities), prediction_text, label_text)
 
     def example_texts(self, name: str, split: Any, numbers: Sequence[int]) -> list[str]:
         """Return each question with the beginning of its context."""
-        questions = map(split.question, numbers)
         return [
             f"{question.question} ({textwrap.shorten(question.context, CONTEXT_LENGTH, placeholder=' ...')})"
-            for question in questions
+            for question in map(split.question, numbers)
         ]
-
-    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
-        raise UserError("task.type", self.type, "predicts answers instead of classes", "Use distill-run submit.")
 
     def prediction_file(self, outputs: np.ndarray, split: Any, examples: Any) -> str:
         """Return the answers by the ids of the questions as JSON, which the official evaluation scripts read."""
-        texts = answer_texts(self.spans(outputs, split), split, self._threshold)
-        answers = {split.question(number).id: text for number, text in enumerate(texts)}
-        return json.dumps(answers, ensure_ascii=False, indent=0) + "\n"
-
-    def _scores(self, spans: np.ndarray, split: Any) -> AnswerScores:
-        golds = [split.question(number).answers for number in range(split.num_questions)]
-        best = answer_texts(spans, split)
-        rules = split.language, self.unanswerable
-        answered_exact, answered_f1 = question_scores(best, golds, *rules)
-        exact, f1 = answered_exact, answered_f1
-        if self.unanswerable:
-            exact, f1 = question_scores(answer_texts(spans, split, self.null_threshold), golds, *rules)
-        has_answer = np.array([any(some) for some in golds])
-        answered = np.array([*map(bool, best)])
-        return AnswerScores(exact, f1, has_answer, answered_exact, answered_f1, answered, null_margin(spans))
+        rows = zip(_questions(split), self.answers(outputs, split), strict=True)
+        return json.dumps({question.id: text for question, text in rows}, ensure_ascii=False, indent=0) + "\n"
 
 
-def _gold_probability(candidates: np.ndarray, question: Question, language: str | None) -> float:
-    """Return the probability of the gold answers among the candidate spans of a question, of ``spans_dtype``."""
-    golds = {normalize_answer(answer, language) for answer in question.answers}
-    if not golds:
-        return float(candidates["null_probability"])
-    spans = zip(candidates["begin"], candidates["end"], candidates["probability"], strict=True)
-    matching = (p for begin, end, p in spans if p and normalize_answer(question.context[begin:end], language) in golds)
-    return float(sum(matching))
+def _questions(split: Any) -> Iterator[Question]:
+    return map(split.question, range(split.num_examples))

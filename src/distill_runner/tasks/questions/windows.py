@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import TokenSplit
-from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, window_owners, window_starts
+from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, cut_windows
 from distill_runner.tasks.questions.data import Question, Windowing
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,12 @@ FILES = {
     "ends": np.int32,
     "may_start": np.bool_,
     "labels": np.int32,
-    "windows": np.int64,
-    "context_of": np.int64,
+    "window_offsets": np.int64,
+    "contexts": np.int64,
+    "question_bytes": np.uint8,
+    "question_ends": np.int64,
+    "context_bytes": np.uint8,
+    "context_ends": np.int64,
 }
 CHARACTERS_AT_ONCE = 2_000_000
 """Characters of questions and contexts tokenized together; their tokens need several times that many bytes."""
@@ -59,13 +63,12 @@ class Windows(TokenSplit):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.begins, self.ends, self.may_start, self.window_offsets = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("begins", "ends", "may_start", "windows")
+        self._arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in FILES if name != "labels"}
+        self.begins, self.ends, self.may_start, self.window_offsets, self.contexts = (
+            self._arrays[name] for name in ("begins", "ends", "may_start", "window_offsets", "contexts")
         )
         if self.labels is not None:
             self.labels = self.labels.reshape(-1, 2)
-        self._questions, self._contexts = StoredTexts(folder / "questions"), StoredTexts(folder / "contexts")
-        self.contexts = np.load(folder / "context_of.npy", mmap_mode="r")
         self.language: str | None = json.loads((folder / "language.json").read_text(encoding="utf-8"))
 
     @property
@@ -74,17 +77,20 @@ class Windows(TokenSplit):
         return len(self.ids)
 
     @property
-    def num_questions(self) -> int:
-        return len(self.window_offsets) - 1
-
-    @property
     def num_examples(self) -> int:
-        return self.num_questions
+        """Number of questions Q."""
+        return len(self.window_offsets) - 1
 
     def question(self, number: int) -> Question:
         """Read a question and its context from disk."""
-        identity, question, context, answers, starts = json.loads(self._questions[number])
-        return Question(identity, question, self._contexts[context], tuple(answers), tuple(starts))
+        identity, question, answers, starts = json.loads(self._text("question", number))
+        context = self._text("context", int(self.contexts[number]))
+        return Question(identity, question, context, tuple(answers), tuple(starts))
+
+    def _text(self, name: str, number: int) -> str:
+        ends = self._arrays[f"{name}_ends"]
+        start = int(ends[number - 1]) if number else 0
+        return bytes(self._arrays[f"{name}_bytes"][start : int(ends[number])]).decode()
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
         """Return a batch like ``TokenSplit.batch``, with a head that reads every token and with ``labels`` (B, 2)."""
@@ -94,37 +100,6 @@ class Windows(TokenSplit):
         output_rows = np.repeat(self.offsets[index], np.diff(self.offsets)[index]) + batch.positions.numpy()
         rows = torch.arange(len(batch.input_ids))
         return replace(batch, head_tokens=rows, labels=labels, output_rows=torch.from_numpy(output_rows))
-
-
-class StoredTexts:
-    """Texts by index, read from memory-mapped files."""
-
-    def __init__(self, file: Path) -> None:
-        self.ends = np.load(file.with_suffix(".ends.npy"), mmap_mode="r")
-        self.bytes = np.load(file.with_suffix(".bytes.npy"), mmap_mode="r")
-
-    def __getitem__(self, number: int) -> str:
-        start = int(self.ends[number - 1]) if number else 0
-        return bytes(self.bytes[start : int(self.ends[number])]).decode()
-
-
-@dataclass
-class _Context:
-    ids: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
-
-
-class _TextFile:
-    def __init__(self, file: Path, files: ExitStack) -> None:
-        self.bytes = files.enter_context(ArrayFile(file.with_suffix(".bytes.npy"), np.uint8))
-        self.ends = files.enter_context(ArrayFile(file.with_suffix(".ends.npy"), np.int64))
-
-    def append(self, text: str) -> int:
-        """Append ``text`` and return its index in the file."""
-        self.bytes.append(np.frombuffer(text.encode(), dtype=np.uint8))
-        self.ends.append([self.bytes.size])
-        return self.ends.size - 1
 
 
 def write_windows(
@@ -157,108 +132,98 @@ def write_windows(
     frame = SpecialTokens.from_tokenizer(tokenizer)
     capacity = frame.max_text_tokens(max_length, pair=True)
     max_question = min(capacity // 2, windowing.max_question or capacity)
-    total, truncated = 0, 0
+    (folder / "language.json").write_text(json.dumps(language), encoding="utf-8")
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    truncated = 0
     with ExitStack() as stack:
         files = {
             name: stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype))
             for name, dtype in FILES.items()
             if labeled or name != "labels"
         }
-        question_file, context_file = _TextFile(folder / "questions", stack), _TextFile(folder / "contexts", stack)
+
+        def append_text(name: str, text: str) -> None:
+            files[f"{name}_bytes"].append(np.frombuffer(text.encode(), dtype=np.uint8))
+            files[f"{name}_ends"].append([files[f"{name}_bytes"].size])
+
         files["offsets"].append([0])
-        files["windows"].append([0])
+        files["window_offsets"].append([0])
         number_of: dict[bytes, int] = {}  # by digest, since the contexts of all portions may not fit into memory
         for portion in _portions(questions):
-            contexts, question_ids = _tokenized(portion, tokenizer)
+            texts = list(dict.fromkeys(question.context for question in portion))
+            encoded = tokenizer(texts, return_offsets_mapping=True, **options)
+            contexts = dict(zip(texts, zip(encoded["input_ids"], encoded["offset_mapping"], strict=True), strict=True))
+            question_ids = tokenizer([question.question.lstrip() for question in portion], **options)["input_ids"]
             for question, ids in zip(portion, question_ids, strict=True):
                 digest = hashlib.sha256(question.context.encode()).digest()
                 if digest not in number_of:
-                    number_of[digest] = context_file.append(question.context)
-                context = number_of[digest]
-                record = question.id, question.question, context, question.answers, question.starts
-                question_file.append(json.dumps(record))
-                files["context_of"].append([context])
+                    number_of[digest] = len(number_of)
+                    append_text("context", question.context)
+                append_text("question", json.dumps([question.id, question.question, question.answers, question.starts]))
+                files["contexts"].append([number_of[digest]])
                 truncated += len(ids) > max_question
-                context_tokens = contexts[question.context]
-                _append_windows(files, question, ids[:max_question], context_tokens, frame, capacity, windowing)
-            total += len(portion)
-    (folder / "language.json").write_text(json.dumps(language), encoding="utf-8")
+                context_ids, characters = contexts[question.context]
+                if not context_ids:
+                    problem = f"the context '{question.context[:60]}' has no token that the tokenizer knows"
+                    raise UserError("task.columns", None, problem, "Remove or repair such rows.")
+                sides = np.asarray(ids[:max_question], dtype=np.int32), np.asarray(context_ids, dtype=np.int32)
+                _append_windows(files, question, *sides, np.asarray(characters), frame, capacity, windowing)
     if truncated:
         message = "%d of %d questions are longer than %d tokens, and are truncated"
-        log.warning(message, truncated, total, max_question)
+        log.warning(message, truncated, files["contexts"].size, max_question)
     return truncated
 
 
 def _portions(questions: Iterable[Question]) -> Iterator[list[Question]]:
-    """Yield portions of about ``CHARACTERS_AT_ONCE`` characters; a context that is repeated in a row counts once."""
-    portion: list[Question] = []
-    size, last = 0, None
+    """Yield portions of about ``CHARACTERS_AT_ONCE`` characters."""
+    portion, size = list[Question](), 0
     for question in questions:
         portion.append(question)
-        size += len(question.question) + (len(question.context) if question.context != last else 0)
-        last = question.context
+        size += len(question.question) + len(question.context)
         if size >= CHARACTERS_AT_ONCE:
             yield portion
-            portion, size, last = [], 0, None
+            portion, size = [], 0
     if portion:
         yield portion
-
-
-def _tokenized(portion: list[Question], tokenizer: Any) -> tuple[dict[str, _Context], list[np.ndarray]]:
-    """Return the tokenized contexts by their text, and the token ids of each question."""
-    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-    texts = list(dict.fromkeys(question.context for question in portion))
-    encoded = tokenizer(texts, return_offsets_mapping=True, **options)
-    contexts = {}
-    for text, ids, spans in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        if not ids:
-            problem = f"the context '{text[:60]}' has no token that the tokenizer knows"
-            raise UserError("task.columns", None, problem, "Remove or repair such rows.")
-        begins, ends = np.asarray(spans, dtype=np.int32).T
-        contexts[text] = _Context(np.asarray(ids, dtype=np.int32), begins, ends)
-    questions = tokenizer([question.question.lstrip() for question in portion], **options)["input_ids"]
-    return contexts, [np.asarray(ids, dtype=np.int32) for ids in questions]
 
 
 def _append_windows(
     files: dict[str, ArrayFile],
     question: Question,
     question_ids: np.ndarray,
-    context: _Context,
+    context_ids: np.ndarray,
+    characters_T2: np.ndarray,
     frame: SpecialTokens,
     capacity: int,
     windowing: Windowing,
 ) -> None:
-    """Append all windows of one question to ``files``; ``capacity`` counts tokens of question and context together."""
+    """Append all windows of one question to ``files``; ``capacity`` counts tokens of question and context together.
+
+    Args:
+        characters_T2: first character of each token of the context, and the character after its last one.
+    """
     capacity -= len(question_ids)
-    size, prefix = len(context.ids), sum(map(len, frame.pair[:2])) + len(question_ids)
-    firsts = window_starts(size, capacity, windowing.step(capacity))
-    lasts = np.minimum(firsts + capacity, size)
-    owners = window_owners(firsts, lasts, size) if windowing.stride == "step" else None
-    answer = (question.starts[0], question.starts[0] + len(question.answers[0])) if question.starts else None
-    for number, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
-        ids, segments = frame.add_to(question_ids, context.ids[first:last])
+    size, prefix = len(context_ids), sum(map(len, frame.pair[:2])) + len(question_ids)
+    step = windowing.tokens if windowing.stride == "step" else capacity - windowing.tokens
+    for first, last, is_owned in cut_windows(size, capacity, step):
+        ids, segments = frame.add_to(question_ids, context_ids[first:last])
         tokens = slice(prefix, prefix + last - first)
+        begins, ends = characters_T2[first:last].T
         characters = np.full((2, len(ids)), OUTSIDE, dtype=np.int32)
-        characters[:, tokens] = context.begins[first:last], context.ends[first:last]
+        characters[:, tokens] = begins, ends
         may_start = characters[0] != OUTSIDE
-        if owners is not None:
-            may_start[tokens] = owners[first:last] == number
-        for name, values in (("ids", ids), ("segments", segments), ("begins", characters[0]), ("ends", characters[1])):
+        if windowing.stride == "step":
+            may_start[tokens] = is_owned
+        columns = {"ids": ids, "segments": segments, "begins": characters[0], "ends": characters[1]}
+        for name, values in (columns | {"may_start": may_start}).items():
             files[name].append(values)
-        files["may_start"].append(may_start)
         files["offsets"].append([files["ids"].size])
         if "labels" in files:
-            files["labels"].append(_labels(context, first, last, answer, prefix))
-    files["windows"].append([files["offsets"].size - 1])
-
-
-def _labels(context: _Context, first: int, last: int, answer: tuple[int, int] | None, prefix: int) -> tuple[int, int]:
-    """Return the first and last token of the answer in the window; (0, 0), [CLS], if the window lacks a part of it."""
-    if answer is None or answer[0] < 0:
-        return 0, 0
-    begins, ends = context.begins[first:last], context.ends[first:last]
-    if begins[0] > answer[0] or ends[-1] < answer[1]:
-        return 0, 0
-    start = int(np.searchsorted(begins, answer[0], side="right")) - 1
-    return prefix + start, prefix + int(np.searchsorted(ends, answer[1], side="left"))
+            label = (0, 0)  # [CLS], if the window lacks a part of the answer
+            if question.starts and question.starts[0] >= 0:
+                start, stop = question.starts[0], question.starts[0] + len(question.answers[0])
+                if begins[0] <= start and stop <= ends[-1]:
+                    start_token = int(np.searchsorted(begins, start, side="right")) - 1
+                    label = prefix + start_token, prefix + int(np.searchsorted(ends, stop, side="left"))
+            files["labels"].append(label)
+    files["window_offsets"].append([files["offsets"].size - 1])

@@ -1,6 +1,7 @@
 """Tasks on labels of words: their examples, head, losses, scores and predictions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -11,8 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
-from distill_runner.datasets.metrics import NonFiniteOutputs
-from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
+from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, read_table
 from distill_runner.models.config import Head
@@ -20,7 +20,7 @@ from distill_runner.tasks.class_names import balanced_weights, check_names, name
 from distill_runner.tasks.split_account import SplitAccount, example_hashes
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import ExamplePredictions, Task
-from distill_runner.tasks.tokens.data import (
+from distill_runner.tasks.tokens.sentences import (
     ANSWER,
     TEXTS,
     WORDS,
@@ -28,23 +28,25 @@ from distill_runner.tasks.tokens.data import (
     Sentences,
     infer_columns,
     read_sentences,
-    require_labels,
 )
-from distill_runner.tasks.tokens.entities import TAG_METRICS, TagScores, first_words, summed_counts
-from distill_runner.tasks.tokens.prediction_files import (
-    CONLL_SUFFIXES,
-    PredictedSpan,
-    conll,
-    json_lines,
-    predicted_spans,
+from distill_runner.tasks.tokens.tags import (
+    OUTSIDE,
+    TAG_METRICS,
+    Scheme,
+    TagScores,
+    TagSet,
+    complete_names,
+    recognize,
+    viterbi,
 )
-from distill_runner.tasks.tokens.schemes import OUTSIDE, Scheme, TagSet, complete_names, recognize, viterbi
 
 if TYPE_CHECKING:
     from distill_runner.datasets.batches import Batch
     from distill_runner.datasets.corpora import TransferSet
     from distill_runner.methods.outputs import Outputs
-    from distill_runner.tasks.tokens.words import Cutting
+
+CONLL_SUFFIXES = (".conll", ".bio", ".iob")
+"""Names of files that get a word and its predicted tag in each line instead of JSON lines."""
 
 
 class TokensTask(Task):
@@ -108,11 +110,6 @@ class TokensTask(Task):
             problem = "windows of one sentence would be both trained on and held out"
             remedy = "Take sentences: 'task.train=train[~:90%]' 'task.validation.validation=train[~90%:]'"
             raise UserError("task.select_on", HELD_OUT, problem, remedy)
-        for key, split in (("train", self.train), *((f"validation.{name}", s) for name, s in self.validation.items())):
-            part = parse_split(split)[1]
-            if part is not None and part.order == BY_CLASS:
-                problem = "is a slice by class, but a sentence has labels of words"
-                raise UserError(f"task.{key}", split, problem, "Use train[~:90%], in random order.")
         if self.labels is None:
             return self
         check_names(self.labels, self.type, self.class_weights)
@@ -129,11 +126,6 @@ class TokensTask(Task):
         return TagSet.from_names(self.labels, self.scheme)
 
     @property
-    def text_column(self) -> str:
-        """Column of the words or texts."""
-        return self.columns[0]
-
-    @property
     def label_columns(self) -> list[str]:
         return [self.label] if self.label else []
 
@@ -142,7 +134,7 @@ class TokensTask(Task):
         return [ANSWER]
 
     def required_columns(self, split: str) -> dict[str, str]:
-        labels = {} if self.is_test(split) or not self.label else {self.label: "label"}
+        labels = dict.fromkeys([] if self.is_test(split) else self.label_columns, "label")
         return dict.fromkeys(self.columns, "columns") | labels
 
     def resolved(self) -> Self:
@@ -151,58 +143,48 @@ class TokensTask(Task):
             text, label = infer_columns(inspect_columns(task, task.train), task.columns, task.label)
             task = type(self)(**task.model_dump() | {"columns": [text], "label": label})
         if task.labels is None or task.scheme is None or task.class_weights == "balanced":
-            task = task._with_labels_of_data()
+            task = type(self)(**task.model_dump() | task._fields_of_data())
         return task
 
-    def _with_labels_of_data(self) -> Self:
-        """Return the task with its labels, scheme and weights, as far as they are not set, from the training split."""
+    def _fields_of_data(self) -> dict[str, Any]:
+        """Return the labels, scheme and weights of the training split, as far as they are not set."""
         table = read_table(self, self.train)
         sentences = self._sentences(table, self.train)
-        if not any(sentence.tags or sentence.spans for sentence in sentences.items):
-            raise UserError("task.label", self.label, "the training data have no labels", "Name the column of labels.")
-        names = self.labels or self._names_of_data(sentences, table.class_names)
-        fields: dict[str, Any] = {"labels": names, "scheme": self.scheme}
-        has_spans = any(sentence.tags is None for sentence in sentences.items)
-        tagset = TagSet.from_names(names, self.scheme)
-        own_names = set(names)
-        has_all = not has_spans and all(own_names.issuperset(sentence.tags or ()) for sentence in sentences.items)
-        if has_all and (self.scheme is None or self.class_weights == "balanced"):
-            tags, bounds = sentences.tag_arrays(names)
-            fields["scheme"] = self.scheme or recognize(tagset, tags, first_words(bounds))
-            if self.class_weights == "balanced":
-                fields["class_weights"] = balanced_weights(tags, names, "word")
-        elif self.class_weights == "balanced":
-            problem = "needs data with words and tags, of which each word is known before it is tokenized"
-            raise UserError("task.class_weights", "balanced", problem, "Name the weights in task.class_weights.")
-        fields["scheme"] = fields["scheme"] or tagset.scheme
-        return type(self)(**self.model_dump() | fields)
-
-    def _names_of_data(self, sentences: Sentences, class_names: Sequence[str] | None) -> list[str]:
-        if class_names is not None:
-            return list(class_names)
-        spans = {span.label for sentence in sentences.items for span in sentence.spans or ()}
         tags = {tag for sentence in sentences.items for tag in sentence.tags or ()}
-        if spans:
-            return complete_names([OUTSIDE, *(f"B-{label}" for label in spans)])
-        if all(tag.lstrip("-").isdigit() for tag in tags):
-            problem = f"are numbers without names: {format_list(sorted(tags, key=int)[:8])}"
-            raise UserError("task.labels", None, f"the labels {problem}", "'task.labels=[O,B-PER,I-PER]', in order.")
-        return complete_names(tags)
+        types = {span.label for sentence in sentences.items for span in sentence.spans or ()}
+        in_data = tags | {f"B-{kind}" for kind in types} | ({OUTSIDE} if types else set())
+        names = self.labels or table.class_names or complete_names(sorted(in_data))
+        if not tags and not types:
+            raise UserError("task.label", self.label, "the training data have no labels", "Name the column of labels.")
+        if not self.labels and tags and all(tag.lstrip("-").isdigit() for tag in tags):
+            problem = f"the labels are numbers without names: {format_list(sorted(tags, key=int)[:8])}"
+            raise UserError("task.labels", None, problem, "'task.labels=[O,B-PER,I-PER]', in order.")
+        tagset, weights = TagSet.from_names(names, self.scheme), self.class_weights
+        scheme = self.scheme or tagset.scheme
+        has_words = tags <= {*names} and not sentences.has_spans
+        if has_words and self.scheme is None:
+            scheme = recognize(tagset, *sentences.tag_arrays(tagset))
+        if weights == "balanced":
+            if not has_words:
+                problem = "needs data with words and tags, of which each word is known before it is tokenized"
+                raise UserError("task.class_weights", "balanced", problem, "Name the weights in task.class_weights.")
+            weights = balanced_weights(sentences.tag_arrays(tagset)[0], names, "word")
+        return {"labels": [*names], "scheme": scheme, "class_weights": weights}
 
-    def _sentences(self, table: Any, split: str) -> Sentences:
-        labeled = not self.is_test(split)
-        if table.class_names is None and self.labels:
-            table = _with_class_names(table, self.label, self.labels)
-        return read_sentences(table, self.text_column, self.label or "", split, labeled, self.offsets)
+    def _sentences(self, table: SplitTable, split: str) -> Sentences:
+        labels = [row for row in table.columns.get(self.label or "", []) if isinstance(row, list)]
+        if table.class_names is None and self.labels and all(isinstance(tag, int) for row in labels for tag in row):
+            table = replace(table, class_names=list(self.labels))
+        return read_sentences(table, self.columns[0], self.label or "", split, not self.is_test(split), self.offsets)
 
     def examples(self, split: str) -> Any:
         task = self
         if self.is_test(split):  # a file to predict may have texts where the training data have words
             types = inspect_columns(self, split)
-            if self.text_column not in types and (usual_names := [name for name in (*WORDS, *TEXTS) if name in types]):
+            if self.columns[0] not in types and (usual_names := [name for name in (*WORDS, *TEXTS) if name in types]):
                 task = self.model_copy(update={"columns": usual_names[:1]})
         sentences = task._sentences(read_table(task, split), split)
-        require_labels(sentences, self.tagset)
+        sentences.require_labels(self.tagset)
         return sentences
 
     def transfer(self, transfer: "TransferSet") -> Any:
@@ -210,19 +192,14 @@ class TokensTask(Task):
         columns = transfer.inputs()
         if len(columns) != 1:
             raise UserError("transfer", transfer.name, "has two columns, but sentences are single texts", "Name one.")
-        table = SplitTable({self.text_column: columns[0]}, None)
-        return read_sentences(table, self.text_column, "", transfer.name, labeled=False)
-
-    @property
-    def cutting(self) -> "Cutting":
-        from distill_runner.tasks.tokens.words import Cutting
-
-        return Cutting(self.max_length, self.overlap, self.pieces, self.misaligned)
+        name = self.columns[0]
+        return read_sentences(SplitTable({name: columns[0]}, None), name, "", transfer.name, labeled=False)
 
     def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         from distill_runner.tasks.tokens.words import write_words
 
-        write_words(folder, examples, tokenizer, self.cutting, self.tagset)
+        options = self.max_length, self.overlap, self.pieces, self.misaligned
+        write_words(folder, examples, tokenizer, self.tagset, *options)
         return 0
 
     def open(self, folder: Path, views: int | None = None) -> Any:
@@ -231,47 +208,32 @@ class TokensTask(Task):
         return Words(folder)
 
     def account(self, split: str, examples: Any, tables: Sequence[TableRecord]) -> SplitAccount:
-        account = super().account(split, examples, tables)
+        account, tagset = super().account(split, examples, tables), self.tagset
         account.rows = len(examples)
         account.blank = sum(not sentence.text.strip() for sentence in examples.items)
-        if account.label:
-            account.label = f"{account.label} ({(self.scheme or '').upper()})"
+        account.label += f" ({tagset.scheme.upper()})" if account.label else ""
         account.warnings += examples.remarks
-        if examples.is_labeled:
-            account.counts, misfits = self._counts(examples)
-            account.warnings += misfits
-        return account
-
-    def _counts(self, examples: Sentences) -> tuple[dict[str, int], list[str]]:
-        """Return the number of entities of each type, or of words with each plain tag, and what does not fit."""
-        tagset = self.tagset
-        if any(sentence.tags is None for sentence in examples.items):
+        if examples.has_spans:
             labels = [span.label for sentence in examples.items for span in sentence.spans or ()]
-            return {name: labels.count(name) for name in tagset.type_names}, []
-        tags, bounds = examples.tag_arrays(tagset.names)
-        if tagset.outside is None:
-            counts = np.bincount(tags, minlength=len(tagset.names))
-            return dict(zip(tagset.names, counts.tolist(), strict=True)), []
-        is_first = first_words(bounds)
-        counts = np.bincount(tagset.entities(tags, is_first)[:, 2], minlength=len(tagset.type_names))
-        misfits = tagset.misfits(tags, is_first)
-        remarks = []
-        if len(misfits):
-            word = int(misfits[0])
-            number = int(np.searchsorted(bounds, word, side="right")) - 1
-            place = examples.items[number].where(word - int(bounds[number]))
-            remarks = [
-                f"{len(misfits):,} tags of {examples.split} do not fit {tagset.scheme.upper()}, first "
-                f"{tagset.names[tags[word]]} in {place}; entities are counted as conlleval counts them"
-            ]
-        return dict(zip(tagset.type_names, counts.tolist(), strict=True)), remarks
+            account.counts = {name: labels.count(name) for name in tagset.type_names}
+        elif examples.is_labeled:
+            tags, bounds = examples.tag_arrays(tagset)
+            has_entities = tagset.outside is not None
+            units = tagset.entities(tags, bounds)[:, 2] if has_entities else tags
+            names = tagset.type_names if has_entities else tagset.names
+            account.counts = dict(zip(names, np.bincount(units, minlength=len(names)).tolist(), strict=True))
+            if len(misfits := tagset.misfits(tags, bounds)):
+                word = int(misfits[0])
+                number = int(np.searchsorted(bounds, word, side="right")) - 1
+                place = examples.items[number].where(word - int(bounds[number]))
+                account.warnings.append(
+                    f"{len(misfits):,} tags of {split} do not fit {tagset.scheme.upper()}, first "
+                    f"{tagset.names[tags[word]]} in {place}; entities are counted as conlleval counts them"
+                )
+        return account
 
     def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
         return example_hashes(examples.texts)
-
-    @property
-    def num_positions(self) -> int:
-        return self.max_length
 
     @property
     def data_summary(self) -> dict[str, Any]:
@@ -293,29 +255,22 @@ class TokensTask(Task):
 
     # Scores and predictions
 
-    def log_probabilities(self, outputs: np.ndarray, split: Any) -> np.ndarray:
-        """Return the log-probabilities of the tags of each word, float64 (N, C).
+    def decode(self, outputs: np.ndarray, split: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return the predicted tag of each word, (N,), and the log-probabilities of all tags, float64 (N, C).
 
         Raises:
             NonFiniteOutputs: an output is infinite or not a number.
         """
         from scipy.special import log_softmax
 
-        if not np.isfinite(outputs).all():
-            count = int((~np.isfinite(outputs)).any(axis=-1).sum())
-            raise NonFiniteOutputs(f"{count} of {len(outputs)} outputs are not finite: the model has diverged")
-        logs: np.ndarray = log_softmax(np.asarray(outputs[split.rows], dtype=np.float64), axis=1)
-        return logs
-
-    def decode(self, logs: np.ndarray, split: Any) -> np.ndarray:
-        """Return the predicted tag of each word, (N,)."""
-        tags: np.ndarray = logs.argmax(axis=1)
-        return viterbi(logs, np.asarray(split.sentences), self.tagset) if self.decoding == "viterbi" else tags
+        require_finite(outputs)
+        logs = log_softmax(np.asarray(outputs[split.rows], dtype=np.float64), axis=1)
+        return viterbi(logs, split.bounds, self.tagset) if self.decoding == "viterbi" else logs.argmax(axis=1), logs
 
     def tag_scores(self, outputs: np.ndarray, split: Any) -> TagScores:
         """Return the tags of a split with those predicted from the outputs of a model."""
-        predicted = self.decode(self.log_probabilities(outputs, split), split)
-        return TagScores(np.asarray(split.tags, dtype=np.int64), predicted, np.asarray(split.sentences), self.tagset)
+        tags = np.asarray(split.tags, dtype=np.int64)
+        return TagScores(tags, self.decode(outputs, split)[0], np.asarray(split.bounds), self.tagset)
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
         scores = self.tag_scores(outputs, split)
@@ -329,15 +284,17 @@ class TokensTask(Task):
 
     def prediction_warnings(self, outputs: np.ndarray, split: Any) -> list[str]:
         scores = self.tag_scores(outputs, split)
-        if self.tagset.outside is None or len(scores.predicted_entities) or not len(scores.gold_entities):
-            return []
-        return ["the student predicts no entity"]
+        return (
+            ["the student predicts no entity"]
+            if len(scores.gold_entities) > len(scores.predicted_entities) == 0
+            else []
+        )
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
         """Save the counts of each sentence for each metric, and the predicted tags; paired tests resample sentences."""
         scores = self.tag_scores(outputs, split)
         own = [name for name in self.metrics if not is_external(name)]
-        arrays: dict[str, Any] = {f"counts-{name}": summed_counts(scores, name) for name in own}
+        arrays: dict[str, Any] = {f"counts-{name}": scores.summed_counts(name) for name in own}
         if len(own) < len(self.metrics):
             arrays["items"], arrays["references"] = scores.items()
         np.savez(file, tags=scores.predicted.astype(np.int32), clusters=np.arange(split.num_examples), **arrays)
@@ -346,14 +303,12 @@ class TokensTask(Task):
         """Save a picture of the errors by type, and a page of sentences with their errors in color."""
         from distill_runner.tasks.tokens.pictures import save_error_page, save_errors
 
-        if self.tagset.outside is None:
-            return
-        scores = self.tag_scores(outputs, split)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_errors(folder / "errors.png", scores.errors_by_type())
-        name = next(iter(self.validation.values()))
-        texts = self.examples(name).texts[0]
-        save_error_page(folder / "errors.html", f"{self.name}, {name}", texts, split, scores)
+        if self.tagset.outside is not None:
+            scores, name = self.tag_scores(outputs, split), next(iter(self.validation.values()))
+            folder.mkdir(parents=True, exist_ok=True)
+            save_errors(folder / "errors.png", scores.errors_by_type())
+            texts = self.examples(name).texts[0]
+            save_error_page(folder / "errors.html", f"{self.name}, {name}", texts, split, scores)
 
     def example_predictions(self, outputs: np.ndarray, split: Any) -> ExamplePredictions:
         """Return the predictions for the entities of the data, or for its words if no tag is O.
@@ -361,40 +316,37 @@ class TokensTask(Task):
         An entity is predicted correctly if it has the same words and the same type. Its probability is the product of
         the probabilities of its words' tags.
         """
-        logs = self.log_probabilities(outputs, split)
-        tags, scores = np.asarray(split.tags, dtype=np.int64), self.tag_scores(outputs, split)
-        names, probability = self.tagset.names, np.exp(logs[np.arange(len(tags)), tags])
-        entities = self._units(scores)
-        correct = scores.is_found if self.tagset.outside is not None else scores.predicted == tags
+        logs, scores = self.decode(outputs, split)[1], self.tag_scores(outputs, split)
+        units = self._units(scores)
+        correct = scores.is_found if self.tagset.outside is not None else scores.predicted == scores.gold
 
-        def text_of(number: int, of_words: np.ndarray) -> str:
-            begin, end = entities[number, :2].tolist()
-            return " ".join(names[tag] for tag in of_words[begin:end])
+        def probability(number: int, tags: np.ndarray) -> float:
+            words = np.arange(*units[number, :2])
+            return float(np.exp(logs[words, tags[words]].sum()))
 
-        def prediction_text(number: int) -> str:
-            begin, end = entities[number, :2].tolist()
-            predicted = scores.predicted[begin:end]
-            share = float(np.exp(logs[np.arange(begin, end), predicted].sum()))
-            return f"{text_of(number, scores.predicted)} ({share:.4f})"
+        def text(number: int, tags: np.ndarray) -> str:
+            return " ".join(self.tagset.names[tag] for tag in tags[slice(*units[number, :2])])
 
-        products = np.multiply.reduceat(np.append(probability, 1.0), entities[:, :2].ravel())[::2]
-        return ExamplePredictions(correct, products, prediction_text, lambda number: text_of(number, tags))
+        return ExamplePredictions(
+            correct,
+            np.array([probability(number, scores.gold) for number in range(len(units))]),
+            lambda number: f"{text(number, scores.predicted)} ({probability(number, scores.predicted):.4f})",
+            lambda number: text(number, scores.gold),
+        )
 
     def _units(self, scores: TagScores) -> np.ndarray:
         """Return what models are compared on: the entities of the data, or all of its words; (E, 3)."""
-        if self.tagset.outside is not None:
-            return scores.gold_entities
         words = np.arange(len(scores.gold))
-        return np.stack([words, words + 1, scores.gold], axis=1)
+        entities = scores.gold_entities
+        return entities if self.tagset.outside is not None else np.stack([words, words + 1, scores.gold], axis=1)
 
     def example_texts(self, name: str, split: Any, numbers: Sequence[int]) -> list[str]:
         """Return the sentences of entities, each with its entity in brackets; see ``example_predictions``."""
         tags = np.asarray(split.tags, dtype=np.int64)
-        scores = TagScores(tags, tags, np.asarray(split.sentences), self.tagset)
-        entities, sentences = self._units(scores), self.examples(name).items
-        texts = []
-        for begin, end, _ in entities[np.asarray(numbers, dtype=np.int64)].tolist():
-            text = sentences[int(scores.sentence_of(np.array(begin)))].text
+        scores = TagScores(tags, tags, np.asarray(split.bounds), self.tagset)
+        units, sentences, texts = self._units(scores), self.examples(name).texts[0], []
+        for begin, end, _ in units[np.asarray(numbers, dtype=np.int64)].tolist():
+            text = sentences[int(scores.sentence_of(begin))]
             first, last = int(split.begins[begin]), int(split.ends[end - 1])
             texts.append(f"{text[:first]}[{text[first:last]}]{text[last:]}")
         return texts
@@ -403,26 +355,27 @@ class TokensTask(Task):
         """Return the most probable tag of each output, without decoding."""
         return [self.tagset.names[number] if names else str(number) for number in outputs.argmax(axis=1)]
 
-    def spans(self, outputs: np.ndarray, split: Any) -> list[list[PredictedSpan]]:
-        """Return the predicted entities of each sentence."""
-        logs = self.log_probabilities(outputs, split)
-        tags = self.decode(logs, split)
-        return predicted_spans(split, tags, np.exp(logs[np.arange(len(tags)), tags]), self.tagset)
-
     def prediction_content(self, outputs: np.ndarray, split: Any, examples: Any, suffix: str) -> str:
         """Return words with their tags for a ``.conll`` file, and else ``prediction_file``."""
         if suffix.lower() not in CONLL_SUFFIXES:
             return self.prediction_file(outputs, split, examples)
-        tags = self.decode(self.log_probabilities(outputs, split), split)
-        return conll(examples.items, split, tags, self.tagset.names)
+        names = [self.tagset.names[tag] for tag in self.decode(outputs, split)[0]]
+        blocks = []
+        for sentence, first, last in zip(examples.items, split.bounds[:-1], split.bounds[1:], strict=True):
+            texts = (sentence.text[split.begins[word] : split.ends[word]] or "_" for word in range(first, last))
+            lines = [f"{text}\t{name}\n" for text, name in zip(texts, names[first:last], strict=True)]
+            blocks += ["".join(lines) + "\n"] if lines else []  # the format has no sentences without words
+        return "".join(blocks)
 
     def prediction_file(self, outputs: np.ndarray, split: Any, examples: Any) -> str:
         """Return the predicted entities as JSON lines, which can be read as data of this task type again."""
-        return json_lines(examples.items, self.spans(outputs, split))
-
-
-def _with_class_names(table: Any, label: str | None, names: Sequence[str]) -> Any:
-    """Return the table, with the task's names for tags that are numbers without names in the data."""
-    rows: Mapping[str, list[Any]] = table.columns
-    is_number = all(isinstance(tag, int) for row in rows.get(label or "", []) if isinstance(row, list) for tag in row)
-    return replace(table, class_names=list(names)) if is_number else table
+        tags, logs = self.decode(outputs, split)
+        probability = np.exp(logs[np.arange(len(tags)), tags])
+        rows: list[dict[str, Any]] = [{"text": text, "spans": []} for text in examples.texts[0]]
+        numbers = np.repeat(np.arange(len(rows)), np.diff(split.bounds))
+        for begin, end, kind in self.tagset.entities(tags, split.bounds).tolist():
+            row, start, stop = rows[numbers[begin]], int(split.begins[begin]), int(split.ends[end - 1])
+            mean = round(float(probability[begin:end].mean()), 6)
+            span = {"start": start, "end": stop, "label": self.tagset.type_names[kind], "probability": mean}
+            row["spans"].append(span | {"text": row["text"][start:stop]})
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

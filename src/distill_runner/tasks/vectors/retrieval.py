@@ -1,18 +1,16 @@
 """Retrieval in the layout of BEIR: ``queries.jsonl``, ``corpus.jsonl`` and ``qrels/<split>.tsv`` in one folder."""
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.files import file_sha256
-from distill_runner.datasets.readers.dataset import Dataset
 from distill_runner.datasets.readers.table import is_missing, text_of
 from distill_runner.datasets.readers.tables import read_table
 from distill_runner.datasets.tokenization import Examples
@@ -43,33 +41,11 @@ class RetrievalExamples(Examples):
     judgments: Judgments | None = None
 
 
-class BeirFile(Dataset):
-    """One file of a folder in BEIR's layout; its only split is ``train``, the name that a single file has."""
-
-    columns: list[str] = Field(min_length=1, max_length=3)
-    optional: list[str] = Field(default_factory=list)
-
-    @property
-    def key(self) -> str:
-        return "task"
-
-    @property
-    def splits(self) -> set[str]:
-        return {"train"}
-
-    def split_key(self, split: str) -> str:
-        return "task.dataset"
-
-    def required_columns(self, split: str) -> dict[str, str]:
-        return dict.fromkeys(self.columns, "columns")
-
-    @property
-    def label_columns(self) -> list[str]:
-        return self.optional
-
-    def read(self) -> dict[str, list[Any]]:
-        """Return the columns of the file."""
-        return read_table(self, "train").columns
+def _as_whole_number(value: Any) -> int | None:
+    try:
+        return int(float(value)) if float(value).is_integer() else None
+    except (TypeError, ValueError):
+        return None
 
 
 class RetrievalTask(VectorTask):
@@ -145,61 +121,42 @@ class RetrievalTask(VectorTask):
             raise UserError("task.dataset", self.dataset, problem, LAYOUT)
         return file
 
-    def _read(self, file: Path, columns: list[str], optional: Sequence[str] = ()) -> dict[str, list[Any]]:
-        return BeirFile(dataset=str(file), columns=columns, optional=[*optional], encoding=self.encoding).read()
+    def _columns(self, split: str, columns: list[str]) -> dict[str, list[Any]]:
+        """Return the columns of a split's file, with titles if there are any."""
+        source = self.model_copy(update={"dataset": str(self._existing(split)), "columns": columns})
+        return read_table(source, "train").columns  # the name that a single file has
 
     def examples(self, split: str) -> RetrievalExamples:
         documents = self._texts(CORPUS)
         if split == self.train:
             return RetrievalExamples([list(documents.values())], None)
-        queries = self._texts(QUERIES)
-        file = self._existing(split)
-        table = self._read(file, [QUERY_ID, DOCUMENT_ID, RELEVANCE])
-        ids = [list(map(str, table[name])) for name in (QUERY_ID, DOCUMENT_ID)]
-        for name, values, existing in ((QUERY_ID, ids[0], queries), (DOCUMENT_ID, ids[1], documents)):
-            if missing := next((value for value in values if value not in existing), None):
-                problem = f"{file.name} names the {name} {missing!r}, which {self.dataset} does not have"
-                raise UserError(self.split_key(split), split, problem, LAYOUT)
-        used = dict.fromkeys(ids[0])  # other splits have other queries
-        query_number = {key: number for number, key in enumerate(used)}
-        document_number = {key: number for number, key in enumerate(documents)}
-        judgments_of_pairs = dict[tuple[str, str], int]()
-        for query, document, value in zip(*ids, table[RELEVANCE], strict=True):
-            relevance = self._relevance(value, split)
-            if judgments_of_pairs.setdefault((query, document), relevance) != relevance:
-                problem = f"{file.name} judges document '{document}' twice for query '{query}', and not the same"
-                raise UserError(self.split_key(split), split, problem, "Keep one of them.")
-        if not any(relevance > 0 for relevance in judgments_of_pairs.values()):
-            problem = f"{file.name} names no relevant document: no score is above 0"
+        queries, table = self._texts(QUERIES), self._columns(split, [QUERY_ID, DOCUMENT_ID, RELEVANCE])
+        gains = dict[tuple[str, str], int]()
+        for query, document, value in zip(
+            map(str, table[QUERY_ID]), map(str, table[DOCUMENT_ID]), table[RELEVANCE], strict=True
+        ):
+            relevance, problem = _as_whole_number(value), ""
+            if query not in queries or document not in documents:
+                name, key = (QUERY_ID, query) if query not in queries else (DOCUMENT_ID, document)
+                problem = f"names the {name} {key!r}, which {self.dataset} does not have"
+            elif relevance is None:
+                problem = f"has the relevance {value!r}, which is no whole number"
+            elif gains.setdefault((query, document), relevance) != relevance:
+                problem = f"judges document '{document}' twice for query '{query}', and not the same"
+            elif query == document and relevance > 0:
+                problem = f"judges document '{document}' for the query of the same id, which BEIR leaves out"
+            if problem:
+                raise UserError(self.split_key(split), split, f"{self._file(split).name} {problem}", LAYOUT)
+        if not any(relevance > 0 for relevance in gains.values()):
+            problem = f"{self._file(split).name} names no relevant document: no score is above 0"
             raise UserError(self.split_key(split), split, problem, LAYOUT)
-        rows = [
-            (query_number[query], document_number[document], value)
-            for (query, document), value in judgments_of_pairs.items()
-        ]
-        if same := [
-            query for (query, document), value in judgments_of_pairs.items() if query == document and value > 0
-        ]:
-            problem = f"{file.name} judges document '{same[0]}' for the query of the same id, which BEIR leaves out"
-            raise UserError(self.split_key(split), split, problem, "Give queries and documents ids of their own.")
-        excluded = np.array([document_number.get(key, -1) for key in used], dtype=np.int64)
-        judgments = Judgments(np.array(rows, dtype=np.int64), excluded)
-        texts = [*(queries[key] for key in used), *documents.values()]
-        return RetrievalExamples([texts], None, num_queries=len(used), judgments=judgments)
-
-    def _relevance(self, value: Any, split: str) -> int:
-        """Return a relevance as a whole number.
-
-        Raises:
-            UserError: it is none.
-        """
-        try:
-            relevance = float(value)
-        except (TypeError, ValueError):
-            relevance = float("nan")
-        if not relevance.is_integer():
-            problem = f"{self._file(split).name} has the relevance {value!r}, which is no whole number"
-            raise UserError(self.split_key(split), split, problem, LAYOUT)
-        return int(relevance)
+        # Other splits have other queries.
+        number = {query: number for number, query in enumerate(dict.fromkeys(query for query, _ in gains))}
+        place = {document: place for place, document in enumerate(documents)}
+        rows = [(number[query], place[document], relevance) for (query, document), relevance in gains.items()]
+        judgments = Judgments(np.array(rows), np.array([place.get(query, -1) for query in number]))
+        texts = [*(queries[query] for query in number), *documents.values()]
+        return RetrievalExamples([texts], None, num_queries=len(number), judgments=judgments)
 
     def _texts(self, split: str) -> dict[str, str]:
         """Return the texts of queries or documents by id.
@@ -207,36 +164,28 @@ class RetrievalTask(VectorTask):
         Raises:
             UserError: two have the same id.
         """
-        table = self._read(self._existing(split), [ID, TEXT], [TITLE])
+        table, name = self._columns(split, [ID, TEXT]), self._file(split).name
         titles = table.get(TITLE) or [""] * len(table[ID])
-        rows = zip(table[ID], titles, table[TEXT], strict=True)
-        texts = {}
-        for row, (key, *parts) in enumerate(rows):
+        texts = dict[str, str]()
+        for row, (key, *parts) in enumerate(zip(map(str, table[ID]), titles, table[TEXT], strict=True)):
             try:
-                texts[str(key)] = " ".join("" if is_missing(part) else text_of(part) for part in parts).strip()
+                text = " ".join("" if is_missing(part) else text_of(part) for part in parts).strip()
             except ValueError as error:
-                problem = f"{self._file(split).name} has {error} in row {row}"
-                raise UserError("task.dataset", self.dataset, problem, LAYOUT) from error
-        if len(texts) < len(table[ID]):
-            key, count = Counter(map(str, table[ID])).most_common(1)[0]
-            problem = f"{self._file(split).name} has the {ID} '{key}' {count} times"
-            raise UserError("task.dataset", self.dataset, problem, "Give each text its own, or remove repetitions.")
+                raise UserError("task.dataset", self.dataset, f"{name} has {error} in row {row}", LAYOUT) from error
+            if key in texts:
+                problem = f"{name} has the {ID} '{key}' twice"
+                raise UserError("task.dataset", self.dataset, problem, "Give each text its own, or remove repetitions.")
+            texts[key] = text
         return texts
 
-    def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
-        from distill_runner.tasks.vectors.texts import prompt_length, write_texts
+    def text_prompts(self, examples: Examples) -> list[str]:
+        count = examples.num_queries if isinstance(examples, RetrievalExamples) else 0
+        return [self.query_prompt] * count + [self.prompt] * (len(examples) - count)
 
-        count = getattr(examples, "num_queries", 0)
-        prompts = [self.query_prompt, self.prompt]
-        texts = [f"{prompts[number >= count]}{text}" for number, text in enumerate(examples.texts[0])]
-        cut = write_texts(folder, [texts], None, tokenizer, self.max_length, [""])
-        if any(prompts):
-            lengths = [prompt_length(prompt, tokenizer) for prompt in prompts]
-            skipped = np.repeat(lengths, [count, len(texts) - count]).astype(np.int32)
-            np.save(folder / "skipped.npy", skipped)
+    def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         if (judgments := getattr(examples, "judgments", None)) is not None:
             np.savez(folder / "judgments.npz", relevance=judgments.relevance, excluded=judgments.excluded)
-        return cut
+        return super().write(folder, examples, tokenizer)
 
     def open(self, folder: Path, views: int | None = None) -> Any:
         split = super().open(folder, views)
@@ -274,11 +223,9 @@ class RetrievalTask(VectorTask):
     def label_columns(self) -> list[str]:
         return []
 
+    @property
+    def optional_columns(self) -> list[str]:
+        return [TITLE]
+
     def required_columns(self, split: str) -> dict[str, str]:
-        return {}
-
-    def is_unlabeled(self, value: Any) -> bool:
-        return False
-
-    def encode(self, values: list[Any], table: Any, split: str) -> np.ndarray:
-        return np.zeros(0, dtype=np.float32)
+        return dict.fromkeys(self.columns, "columns")

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.metrics import NonFiniteOutputs, pearson, spearman
+from distill_runner.datasets.metrics import pearson, require_finite, spearman
 from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, listed_names, read_table
 from distill_runner.datasets.tokenization import Examples
@@ -95,6 +95,16 @@ class VectorTask(TextTask):
 
         return Vectors()
 
+    def text_prompts(self, examples: Examples) -> list[str]:
+        """Return the prompt of each text, row by row; fewer are repeated."""
+        return [self.prompt]
+
+    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
+        from distill_runner.tasks.vectors.texts import write_texts
+
+        prompts = self.text_prompts(examples)
+        return write_texts(folder, examples.texts, examples.labels, tokenizer, self.max_length, prompts)
+
     def open(self, folder: Path, views: int | None = None) -> Any:
         from distill_runner.tasks.vectors.texts import TextRows
 
@@ -106,10 +116,6 @@ class VectorTask(TextTask):
     def agreement(self, outputs: np.ndarray, reference: np.ndarray, split: Any) -> float:
         """Return the mean cosine of vectors of the same texts."""
         return float(cosines(outputs, reference).mean())
-
-    def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
-        problem = "predicts vectors, which have no text"
-        raise UserError("task.type", self.type, problem, "distill-run predict writes them to a file.")
 
     def prediction_file(self, outputs: np.ndarray, split: Any, examples: Examples) -> bytes:
         return self.prediction_content(outputs, split, examples, ".npy")
@@ -127,15 +133,10 @@ class VectorTask(TextTask):
         if suffix in (".npy", ""):
             np.save(stream, rows[:, 0] if split.per_row == 1 else rows)
         elif suffix == ".parquet":
-            import pyarrow
-            from pyarrow import parquet
+            import pandas
 
             names = self.columns if len(self.columns) == split.per_row else [f"text{j}" for j in range(split.per_row)]
-            lists = [
-                pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows[:, j].ravel()), rows.shape[-1])
-                for j in range(split.per_row)
-            ]
-            parquet.write_table(pyarrow.table(dict(zip(names, lists, strict=True))), stream)
+            pandas.DataFrame({name: [*rows[:, j]] for j, name in enumerate(names)}).to_parquet(stream)
         else:
             raise UserError("--out", suffix, "vectors are not written in this format", "Take .npy or .parquet.")
         return stream.getvalue()
@@ -148,10 +149,9 @@ def cosines(first_NC: np.ndarray, second_NC: np.ndarray) -> np.ndarray:
         NonFiniteOutputs: a number is infinite or not a number.
     """
     first, second = (np.asarray(array, dtype=np.float64) for array in (first_NC, second_NC))
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise NonFiniteOutputs("some vectors are not finite: the model has diverged")
+    require_finite(np.hstack([first, second]))
     lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-    products: np.ndarray = (first * second).sum(axis=-1)
+    products = (first * second).sum(axis=-1)
     return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
 
 
@@ -217,20 +217,11 @@ class EmbeddingsTask(VectorTask):
         table = read_table(self, split)
         return Examples(example_columns(table, self._columns(split), split), self.encoded_labels(table, split))
 
-    def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
-        from distill_runner.tasks.vectors.texts import write_texts
-
-        prompts = [self.prompt] * len(examples.texts)
-        return write_texts(folder, examples.texts, examples.labels, tokenizer, self.max_length, prompts)
-
     def encoded_labels(self, table: SplitTable, split: str) -> np.ndarray | None:
         values = self.label_values(table)
         if not self._is_training(split) or (values and not any(map(is_empty, values))):
             return super().encoded_labels(table, split)
         return None
-
-    def is_unlabeled(self, value: Any) -> bool:
-        return is_empty(value)
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         return encode_scores(values, self.label, split)

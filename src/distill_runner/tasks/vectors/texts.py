@@ -5,6 +5,7 @@ Shapes: N rows of k texts. The texts of a row follow each other: text j of row i
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,7 @@ class TextRows(Split):
 
     @property
     def lengths(self) -> np.ndarray:
-        lengths: np.ndarray = self.texts.lengths.reshape(-1, self.per_row).sum(axis=1)
-        return lengths
+        return self.texts.lengths.reshape(-1, self.per_row).sum(axis=1)
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -101,29 +101,29 @@ def write_texts(
 
     Args:
         columns: N texts for each of k columns.
-        prompts: text that is put before the texts of each column.
+        prompts: text that is put before each text, row by row; they are repeated if there are more texts.
     Returns:
         The number of texts that lost tokens.
     Raises:
         UserError: a prompt leaves no room for a text.
     """
-    texts = [f"{prompt}{text}" for row in zip(*columns, strict=True) for prompt, text in zip(prompts, row, strict=True)]
-    cut = TokenSplit.write(folder, Examples([texts], None), tokenizer, max_length)
+    texts = [text for row in zip(*columns, strict=True) for text in row]
+    prompted = [prompt + text for prompt, text in zip(cycle(prompts), texts, strict=False)]
+    cut = TokenSplit.write(folder, Examples([prompted], None), tokenizer, max_length)
     np.save(folder / "per_row.npy", len(columns))
     if labels is not None:
         np.save(folder / "labels.npy", labels)
     if any(prompts):
-        lengths = [prompt_length(prompt, tokenizer) for prompt in prompts]
-        if max(lengths) + 2 > max_length:
-            problem = f"its prompt has {quantity(max(lengths), 'token')}"
+        length = {prompt: _prompt_length(prompt, tokenizer) for prompt in {*prompts}}
+        if max(length.values()) + 2 > max_length:
+            problem = f"its prompt has {quantity(max(length.values()), 'token')}"
             raise UserError("task.max_length", max_length, problem, "Take a shorter prompt, or a larger maximum.")
-        np.save(folder / "skipped.npy", np.tile(np.array(lengths, dtype=np.int32), len(columns[0])))
+        skipped = np.resize([length[prompt] for prompt in prompts], len(texts))
+        np.save(folder / "skipped.npy", skipped.astype(np.int32))
     return cut
 
 
-def prompt_length(prompt: str, tokenizer: Any) -> int:
+def _prompt_length(prompt: str, tokenizer: Any) -> int:
     """Return the number of tokens of a prompt and the special token before it, as sentence-transformers counts."""
-    if not prompt:
-        return 0
-    ids = tokenizer(prompt)["input_ids"]
-    return len(ids) - (ids[-1] in tokenizer.all_special_ids)
+    ids = tokenizer(prompt)["input_ids"] if prompt else []
+    return len(ids) - bool(ids and ids[-1] in tokenizer.all_special_ids)

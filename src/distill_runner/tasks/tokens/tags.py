@@ -1,0 +1,338 @@
+"""Tags of words: schemes (BIO, IOB1, BIOES, plain), the entities that a sequence of tags marks, and their scores.
+
+Entities are those of conlleval and of seqeval's default mode. An entity is a run of words of one type. A word continues
+the entity of the word before it if it has the same type, its role is inside or end, and the role before is beginning or
+inside. Any other word with a type begins an entity, also an I without a B. It is right if its words and its type are.
+
+Shapes: N words in S sentences, C tags, T types, E entities. ``bounds`` (S + 1,) has the first word of each sentence,
+followed by N.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.terminal import Undefined
+from distill_runner.datasets.evaluate_metrics import as_items
+
+Scheme = Literal["bio", "iob1", "bioes", "plain"]
+OUTSIDE = "O"
+OUT, BEGIN, INSIDE, END, SINGLE = range(5)
+"""Roles of a word: outside of entities; first, middle or last word of an entity; only word of an entity."""
+ROLES = {"B": BEGIN, "I": INSIDE, "M": INSIDE, "E": END, "L": END, "S": SINGLE, "U": SINGLE}
+"""Prefix of a tag -> role; M is the inside of BMES, L and U are the end and the single word of BILOU."""
+INVENTORIES = ("BI", "BIES", "BMES", "BILU")
+"""Prefixes that a type has in the schemes, so that a type gets all of its tags even if the data lack one."""
+_PREFIXED = re.compile(r"([BIMELSU])-(.+)", re.DOTALL)
+_MISSPELLED = re.compile(r"[BI]|[BI]_.+|.+-[BI]", re.DOTALL)
+RIGHT, TYPE, BOUNDARY, MISSED, INVENTED = "right", "wrong type", "wrong boundary", "missed", "invented"
+ERRORS = (MISSED, TYPE, BOUNDARY, INVENTED)
+
+
+@dataclass(frozen=True)
+class TagSet:
+    """Tags in the order of the model's outputs.
+
+    Attributes:
+        names: the tags.
+        scheme: ``bio`` (IOB2), ``iob1``, ``bioes`` (also BMES and BILOU) or ``plain``.
+        roles: (C,), role of each tag.
+        types: (C,), index of the type of each tag in ``type_names``; -1 for O.
+        type_names: types of entities, in the order of their first tag.
+    """
+
+    names: tuple[str, ...]
+    scheme: Scheme
+    roles: np.ndarray
+    types: np.ndarray
+    type_names: tuple[str, ...]
+
+    @classmethod
+    def from_names(cls, names: Sequence[str], scheme: Scheme | None = None) -> "TagSet":
+        """Read the roles and types of tags.
+
+        Args:
+            scheme: scheme of the tags; None takes ``bioes`` or ``plain`` by their prefixes, and ``bio`` otherwise.
+        Raises:
+            UserError: some tags have prefixes and others do not, or the tags do not fit the scheme.
+        """
+        parsed = parse_tags(names)
+        pairs = parsed or [(OUT, "") if name == OUTSIDE else (INSIDE, name) for name in names]
+        has_ends = any(role in (END, SINGLE) for role, _ in pairs)
+        own: Scheme = "plain" if parsed is None else "bioes" if has_ends else "bio"
+        if scheme not in (None, own) and (scheme, own) != ("iob1", "bio"):
+            problem = f"but the tags are {own.upper()}: {format_list(list(names)[:6])}"
+            raise UserError("task.scheme", scheme, problem, "task.scheme=null")
+        type_names = tuple(dict.fromkeys(name for role, name in pairs if role != OUT))
+        roles = np.array([role for role, _ in pairs], dtype=np.int8)
+        types = np.array([-1 if role == OUT else type_names.index(name) for role, name in pairs], dtype=np.int64)
+        return cls(tuple(names), scheme or own, roles, types, type_names)
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """Index of each tag."""
+        return {name: index for index, name in enumerate(self.names)}
+
+    @cached_property
+    def outside(self) -> int | None:
+        """Index of the tag O; None if there is none."""
+        return self.number.get(OUTSIDE)
+
+    @cached_property
+    def _pairs(self) -> list[tuple[int, int]]:
+        return list(zip(self.roles.tolist(), self.types.tolist(), strict=True))
+
+    @cached_property
+    def _of_pair(self) -> dict[tuple[int, int], int]:
+        return {pair: index for index, pair in enumerate(self._pairs)}
+
+    @cached_property
+    def inside(self) -> np.ndarray:
+        """For each tag, the tag of the word's other pieces, (C,): I- for B-, if there is such a tag."""
+        pairs = enumerate(self._pairs)
+        tags = [self._of_pair.get((INSIDE, kind), tag) if role == BEGIN else tag for tag, (role, kind) in pairs]
+        return np.array(tags, dtype=np.int64)
+
+    def tags_of(self, span_type: str, length: int) -> list[int]:
+        """Return the tags of an entity of ``length`` words."""
+        kind = self.type_names.index(span_type)
+        first, last = (SINGLE, END) if self.scheme == "bioes" else (BEGIN, INSIDE)
+        roles = [first] if length == 1 else [BEGIN, *[INSIDE] * (length - 2), last]
+        return [self._of_pair.get((role, kind), self._of_pair.get((INSIDE, kind), -1)) for role in roles]
+
+    def entities(self, tags: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+        """Return the entities in tags (N,) as rows (first word, last word + 1, type) in order, int64 (E, 3)."""
+        from seqeval.metrics.sequence_labeling import get_entities
+
+        letters = [f"{'OBIES'[role]}-{kind}" if role else OUTSIDE for role, kind in self._pairs]
+        rows = [
+            (first + begin, first + last + 1, int(kind))
+            for first, end in pairwise(np.asarray(bounds).tolist())
+            for kind, begin, last in get_entities([letters[tag] for tag in tags[first:end].tolist()])
+        ]
+        return np.array(rows, dtype=np.int64).reshape(-1, 3)
+
+    def misfits(self, tags: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+        """Return the words whose tag may not follow the tag before it, or may not end a sentence, as indices."""
+        is_first = first_words(bounds)
+        is_last = np.append(is_first[1:], True)[: len(tags)]
+        previous = np.where(is_first, -1, np.append(-1, tags)[: len(tags)])
+        return np.flatnonzero(~self.transitions[previous, tags] | (is_last & ~self.transitions[tags, -1]))
+
+    @cached_property
+    def transitions(self) -> np.ndarray:
+        """Whether a tag may follow another, (C + 1, C + 1): rows are the previous tag, columns the next one.
+
+        The last row is the beginning of a sentence, the last column its end.
+        """
+        roles, types = np.append(self.roles, OUT), np.append(self.types, -1)
+        is_same = types[:, None] == types[None, :]
+        is_open, goes_on = np.isin(roles, (BEGIN, INSIDE))[:, None], np.isin(roles, (INSIDE, END))[None, :]
+        by_scheme: dict[str, np.ndarray] = {
+            "plain": np.ones_like(is_same),
+            "bio": (is_open & is_same) | ~goes_on,
+            # B only separates an entity from another one of its type.
+            "iob1": ((roles != OUT)[:, None] & is_same) | (roles != BEGIN)[None, :],
+            "bioes": np.where(is_open, goes_on & is_same, ~goes_on),
+        }
+        return by_scheme[self.scheme]
+
+
+def first_words(bounds: np.ndarray) -> np.ndarray:
+    """Return whether each word is the first one of its sentence, (N,)."""
+    is_first = np.zeros(int(bounds[-1]), dtype=bool)
+    is_first[bounds[:-1][np.diff(bounds) > 0]] = True
+    return is_first
+
+
+def parse_tags(names: Sequence[str]) -> list[tuple[int, str]] | None:
+    """Return role and type of tags with prefixes; None if the tags are plain.
+
+    Raises:
+        UserError: only some tags have prefixes, or the roles are written in another way.
+    """
+    typed = [name for name in names if name != OUTSIDE]
+    matches = {name: match for name in typed if (match := _PREFIXED.fullmatch(name))}
+    if typed and len(matches) == len(typed):
+        return [(ROLES[matches[name][1]], matches[name][2]) if name in matches else (OUT, "") for name in names]
+    is_mixed = OUTSIDE in names and any(match[1] in "BI" for match in matches.values())
+    if is_mixed or ({"B", "I"} & {*typed} != {"I"} and typed and all(map(_MISSPELLED.fullmatch, typed))):
+        problem = f"has tags without a prefix in front of a type, such as {next(n for n in typed if n not in matches)}"
+        raise UserError(
+            "task.label", None, problem, "Write all as B-PER and I-PER, or none; one type needs a name too."
+        )
+    return None
+
+
+def complete_names(names: Iterable[str]) -> list[str]:
+    """Return the tags of data in order: O first, then all tags that the scheme has for each type, sorted by type.
+
+    A type of which the data have only single words thus gets its I- tag as well. Plain tags are only sorted.
+    """
+    names = list(dict.fromkeys(names))
+    typed, parsed = [name for name in names if name != OUTSIDE], parse_tags(names)
+    if parsed is None:
+        return [OUTSIDE] * (OUTSIDE in names) + sorted(typed)
+    letters = next((own for own in INVENTORIES if {name[0] for name in typed} <= set(own)), "BIES")
+    return [
+        OUTSIDE,
+        *(f"{letter}-{kind}" for kind in sorted({kind for _, kind in parsed if kind}) for letter in letters),
+    ]
+
+
+def recognize(tagset: TagSet, tags: np.ndarray, bounds: np.ndarray) -> Scheme:
+    """Return the scheme that sequences of tags follow, among those that have the prefixes of ``tagset``.
+
+    In IOB1, an entity begins with B only if it follows another one of its type directly.
+    """
+    if tagset.scheme not in ("bio", "iob1"):
+        return tagset.scheme
+    begins = tagset.entities(tags, bounds)[:, 0]
+    follows = ~first_words(bounds)[begins] & (tagset.types[tags[begins]] == tagset.types[tags[begins - 1]])
+    is_b = tagset.roles[tags[begins]] == BEGIN
+    return "iob1" if (~is_b).any() and not (is_b & ~follows).any() else "bio"
+
+
+def viterbi(scores: np.ndarray, bounds: np.ndarray, tagset: TagSet) -> np.ndarray:
+    """Return the most probable sequence of tags without forbidden transitions for each sentence, (N,).
+
+    Args:
+        scores: (N, C), log-probabilities of the tags of each word.
+    """
+    allowed = np.where(tagset.transitions, 0.0, -np.inf)
+    best = np.zeros(len(scores), dtype=np.int64)
+    for first, last in pairwise(np.asarray(bounds).tolist()):
+        if first == last:
+            continue
+        total, back = scores[first] + allowed[-1, :-1], []
+        for word in range(first + 1, last):
+            paths = total[:, None] + allowed[:-1, :-1]
+            back.append(paths.argmax(axis=0))
+            total = paths.max(axis=0) + scores[word]
+        best[last - 1] = (total + allowed[:-1, -1]).argmax()
+        for word in range(last - 2, first - 1, -1):
+            best[word] = back[word - first][best[word + 1]]
+    return best
+
+
+@dataclass(frozen=True)
+class TagScores:
+    """Tags of the words of a split, of the data and as predicted: indices (N,)."""
+
+    gold: np.ndarray
+    predicted: np.ndarray
+    bounds: np.ndarray
+    tagset: TagSet
+
+    @cached_property
+    def gold_entities(self) -> np.ndarray:
+        """Entities of the data, (E, 3), as ``TagSet.entities`` returns them."""
+        return self.tagset.entities(self.gold, self.bounds)
+
+    @cached_property
+    def predicted_entities(self) -> np.ndarray:
+        """Predicted entities, as ``gold_entities``."""
+        return self.tagset.entities(self.predicted, self.bounds)
+
+    @cached_property
+    def is_found(self) -> np.ndarray:
+        """Whether each entity of the data is predicted, (E,)."""
+        predicted = set(map(tuple, self.predicted_entities.tolist()))
+        return np.array([tuple(entity) in predicted for entity in self.gold_entities.tolist()], dtype=bool)
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Numbers of right, predicted and actual entities of each sentence and type, int64 (S, T, 3)."""
+        counts = np.zeros((len(self.bounds) - 1, len(self.tagset.type_names), 3), dtype=np.int64)
+        sources = self.gold_entities[self.is_found], self.predicted_entities, self.gold_entities
+        for column, entities in enumerate(sources):
+            np.add.at(counts, (self.sentence_of(entities[:, 0]), entities[:, 2], column), 1)
+        return counts
+
+    def summed_counts(self, metric: str) -> np.ndarray:
+        """Return counts (S, 3 T) of sentences, whose sums give the metric: the mean over T of F1 of three sums.
+
+        Precision, recall and accuracy are the F1 of counts in which predicted and actual are one number.
+        """
+        if metric == "accuracy":
+            sizes, right = np.diff(self.bounds), np.append(0, np.cumsum(self.gold == self.predicted))
+            return np.stack([np.diff(right[self.bounds]), sizes, sizes], axis=1)
+        counts = self.counts if metric == "f1_macro" else self.counts.sum(axis=1, keepdims=True)
+        counts = counts[:, :, {"precision": [0, 1, 1], "recall": [0, 2, 2]}.get(metric, [0, 1, 2])]
+        if metric == "f1_macro":
+            counts = counts[:, counts.sum(axis=(0, 2)) > 0]
+        return counts.reshape(len(counts), -1)
+
+    def metric(self, name: str) -> float:
+        """Return a metric of ``TAG_METRICS``."""
+        right, predicted, actual = self.summed_counts(name).sum(axis=0).reshape(-1, 3).T
+        if not (predicted + actual).any():
+            return Undefined(0.0, f"no entity is {ABSENT.get(name, 'predicted or present')}")
+        return float((2 * right / (predicted + actual)).mean())
+
+    def items(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the predicted tags (S, 1) and those of the data (S,) by sentence, for metrics of ``evaluate``."""
+        names = np.array(self.tagset.names, dtype=object)
+        predicted, gold = (
+            as_items([part.tolist() for part in np.split(names[tags], self.bounds[1:-1])])
+            for tags in (self.predicted, self.gold)
+        )
+        return predicted[:, None], gold
+
+    def sentence_of(self, words: Any) -> Any:
+        """Return the number of the sentence of a word, or of each word."""
+        return np.searchsorted(self.bounds, words, side="right") - 1
+
+    def by_type(self) -> dict[str, dict[str, float]]:
+        """Return precision, recall, F1 and number of entities of each type that is predicted or in the data."""
+        rows = {}
+        for name, (right, predicted, actual) in zip(
+            self.tagset.type_names, self.counts.sum(axis=0).tolist(), strict=True
+        ):
+            if predicted or actual:
+                shares = {"precision": right / max(predicted, 1), "recall": right / max(actual, 1)}
+                rows[name] = shares | {"f1": 2 * right / (predicted + actual), "support": actual}
+        return rows
+
+    @cached_property
+    def errors(self) -> tuple[list[str], list[str]]:
+        """What became of each entity of the data, (E,), and of each predicted one.
+
+        An entity that is not right has a wrong boundary if a predicted entity of its type shares words with it, else a
+        wrong type if any predicted one does, else it is missed. A predicted entity is invented if it shares no word
+        with an entity of the data; its kind is otherwise that of the overlap.
+        """
+        sides = self.gold_entities.tolist(), self.predicted_entities.tolist()
+        return _errors(*sides, MISSED), _errors(*sides[::-1], INVENTED)
+
+    def errors_by_type(self) -> dict[str, dict[str, int]]:
+        """Return the number of errors of each kind by type: of the data's types, and of the predicted for invented."""
+        table = {name: dict.fromkeys((RIGHT, *ERRORS), 0) for name in self.tagset.type_names}
+        for entities, errors in zip((self.gold_entities, self.predicted_entities), self.errors, strict=True):
+            for kind, error in zip(entities[:, 2].tolist(), errors, strict=True):
+                table[self.tagset.type_names[kind]][error] += entities is self.gold_entities or error == INVENTED
+        return {name: row for name, row in table.items() if any(row.values())}
+
+
+def _errors(entities: list[list[int]], others: list[list[int]], without_overlap: str) -> list[str]:
+    owner = {word: other for other in others for word in range(other[0], other[1])}
+    errors = []
+    for entity in entities:
+        overlaps = [owner[word] for word in range(entity[0], entity[1]) if word in owner]
+        kinds = {other[2] for other in overlaps}
+        error = BOUNDARY if entity[2] in kinds else TYPE if kinds else without_overlap
+        errors.append(RIGHT if entity in overlaps else error)
+    return errors
+
+
+ABSENT = {"precision": "predicted", "recall": "present"}
+TAG_METRICS: Mapping[str, Callable[[TagScores], float]] = {
+    name: partial(TagScores.metric, name=name) for name in ("f1", "precision", "recall", "f1_macro", "accuracy")
+}
+"""Metrics of tags. ``f1``, ``precision`` and ``recall`` are micro averages over entities; ``accuracy`` is of words."""
