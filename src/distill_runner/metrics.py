@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, suggestion
-from distill_runner.datasets.metrics import METRICS, MULTILABEL_METRICS, REGRESSION_METRICS
+from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, METRICS, MULTILABEL_METRICS, REGRESSION_METRICS
 
 if TYPE_CHECKING:
     import evaluate
@@ -61,19 +61,14 @@ def load(name: str) -> "evaluate.Metric":
 def _features(name: str) -> list[Any]:
     from datasets import Features, Sequence, Value
 
-    def columns(predictions: Any, references: Any) -> Any:
-        return Features({"predictions": predictions, "references": references})
-
-    number, index = Value("float64"), Value("int64")
+    number, index, text = Value("float64"), Value("int64"), Value("string")
+    labels = [(Sequence(number if name in RANKING else index), Sequence(index))] if name in MULTILABEL_METRICS else []
+    classes = [(index, index), (text, text)] if name in CLASSIFICATION_METRICS else []
     if name in REGRESSION_METRICS:
-        return [columns(number, number)]
-    if name in OF_PROBABILITIES:
-        return [columns(Sequence(number), index)]
-    rows = [columns(Sequence(number if name in RANKING else index), Sequence(index))]
-    if name in MULTILABEL_METRICS and name != "f1_macro":
-        return rows
-    classes = [columns(index, index), columns(Value("string"), Value("string"))]
-    return [*classes, *(rows if name in MULTILABEL_METRICS else [])]
+        classes = [(number, number)]
+    elif name in OF_PROBABILITIES:
+        classes = [(Sequence(number), index)]
+    return [Features({"predictions": one, "references": other}) for one, other in (*classes, *labels)]
 
 
 def _arrays(
@@ -88,15 +83,14 @@ def _arrays(
             return np.maximum(np.log(predicted), np.finfo(np.float64).min / 4), true
     if true.ndim == 2:
         return (predicted if name in RANKING else 2 * predicted - 1), true
-    if labels is None and true.dtype.kind in "US":
-        if name in OF_SECOND_CLASS:
-            remedy = "For example: compute(predictions=..., references=..., labels=['no', 'yes'])"
-            raise UserError("labels", None, f"{name} is that of the second class: name both classes in order", remedy)
-        labels = sorted({*predicted.tolist(), *true.tolist()})
+    values = {*predicted.tolist(), *true.tolist()}
+    if labels is None and true.dtype.kind in "US" and name in OF_SECOND_CLASS:
+        remedy = "For example: compute(predictions=..., references=..., labels=['no', 'yes'])"
+        raise UserError("labels", None, f"{name} is that of the second class: name both classes in order", remedy)
     if labels is None:
-        labels = range(1 + int(max(predicted.max(), true.max())))
+        labels = sorted(values) if true.dtype.kind in "US" else range(1 + max(values))
     index = {label: number for number, label in enumerate(labels)}
-    if unknown := {*predicted.tolist(), *true.tolist()} - index.keys():
+    if unknown := values - index.keys():
         raise UserError("labels", str([*labels]), f"lacks {min(unknown)}")
-    codes = [np.array([index[value] for value in values.tolist()]) for values in (predicted, true)]
+    codes = [np.array([index[value] for value in array.tolist()]) for array in (predicted, true)]
     return np.eye(len(index))[codes[0]], codes[1]

@@ -9,7 +9,6 @@ A metric module is Python code that runs in this process, like any other install
 """
 
 import json
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,8 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, first_line, suggestion
+from distill_runner.common.errors import UserError, first_line
 from distill_runner.common.terminal import Undefined
-
-log = logging.getLogger(__name__)
 
 PREFIX = "evaluate:"
 Outputs = Literal["classes", "label_sets", "scores", "answers", "tags"]
@@ -41,26 +38,44 @@ def as_items(values: Sequence[Any]) -> np.ndarray:
     return np.array([json.dumps(value, ensure_ascii=False) for value in values])
 
 
+def answer_items(key: str, prediction: str, answers: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return prediction and reference of a question in the format of SQuAD's metrics."""
+    reference = {"id": key, "answers": {"text": [*answers], "answer_start": [0] * len(answers)}}
+    return {"id": key, "prediction_text": prediction, "no_answer_probability": float(not prediction)}, reference
+
+
 @dataclass(frozen=True)
-class Probe:
-    """Scores of made-up predictions.
+class Address:
+    """A metric as it is written in ``task.metrics``.
 
     Attributes:
-        perfect: score of predictions that are all right.
-        wrong: score of predictions that are all wrong.
+        module, configuration: what ``evaluate.load`` takes: the name or folder of a metric, and one of its variants.
+        value: name of the value to take, if the metric has several; None takes the only one, the one that is called
+            like the metric, or ``overall_f1``.
+        options: options for each computation.
     """
 
-    perfect: float
-    wrong: float
+    module: str
+    configuration: str | None
+    value: str | None
+    options: Mapping[str, Any]
 
-    @property
-    def scale(self) -> float:
-        """Factor that makes a score a fraction: 1/100 for metrics from 0 to 100, such as SQuAD's."""
-        return 0.01 if isclose(self.perfect, 100) else 1.0
+    @classmethod
+    def parse(cls, metric: str) -> "Address":
+        import yaml
 
-    @property
-    def is_maximized(self) -> bool:
-        return self.perfect >= self.wrong
+        address, mark, query = metric.removeprefix(PREFIX).partition("?")
+        head, _, value = (query if mark else address).partition(":")
+        address, query = (address, head) if mark else (head, "")
+        pairs = [pair.partition("=") for pair in query.split("&") if pair]
+        options = {key: yaml.safe_load(text) for key, _, text in pairs}
+        folder = Path(address).expanduser()
+        if address.startswith((".", "/", "~")) or folder.exists():
+            if not folder.exists() and (folder.parent / f"{folder.parent.name}.py").exists():  # ./my_metric/multilabel
+                return cls(str(folder.parent), folder.name, value or None, options)
+            return cls(str(folder), None, value or None, options)
+        name, _, configuration = address.rpartition("/")
+        return cls(name or configuration, configuration if name else None, value or None, options)
 
 
 class ExternalMetric:
@@ -68,15 +83,28 @@ class ExternalMetric:
 
     Args:
         name: the metric as written in ``task.metrics``.
-        module: the loaded ``evaluate.Metric``.
-        value: name of the value to take, if the metric has several; None takes the only one, the one that is called
-            like the metric, or ``overall_f1``.
-        options: options for each computation.
+    Raises:
+        UserError: the metric is neither in a folder, nor in the cache, nor on the hub, or it lacks a package.
     """
 
-    def __init__(self, name: str, module: Any, value: str | None, options: Mapping[str, Any]) -> None:
-        self.name, self.module, self.value, self.options = name, module, value, dict(options)
-        self._probes = dict[tuple[str, int], Probe]()
+    def __init__(self, name: str) -> None:
+        self.name, self.address, self._probes = name, Address.parse(name), dict[tuple[str, int], tuple[float, float]]()
+        module = self.address.module
+        try:
+            import evaluate
+
+            configuration = self.address.configuration
+            self.module = evaluate.load(module, configuration, module_type="metric", keep_in_memory=True)
+        except Exception as error:  # no such file, no network, damaged code
+            problem, remedy = "there is no metric module in this folder", f"It needs a file {Path(module).stem}.py."
+            if isinstance(error, ImportError):
+                missing = str(error).partition("pip install ")[2].partition("'")[0] or error.name
+                problem = f"lacks a package: {first_line(error)[:90]}"
+                remedy = f"pip install {missing}" if missing else ""
+            elif not name.removeprefix(PREFIX).startswith((".", "/", "~")):
+                problem = "is neither in the cache of evaluate nor, as far as it can be reached, on the hub"
+                remedy = f"With a network, once: evaluate.load('{module}'). Without one, a folder: ./{module}"
+            raise UserError("task.metrics", name, problem, remedy) from error
 
     def __call__(self, outputs: np.ndarray, labels: np.ndarray) -> float:
         """Return the score.
@@ -87,22 +115,24 @@ class ExternalMetric:
         Raises:
             UserError: the metric does not fit the outputs.
         """
-        kind = _kind(labels)
+        kind: Outputs = "label_sets" if labels.ndim == 2 else "scores" if labels.dtype.kind == "f" else "classes"
+        if labels.dtype.kind in "US":
+            kind = "tags" if str(labels[0]).startswith("[") else "answers"
         score = self._compute(kind, outputs, labels)
         if isnan(score):
             return Undefined(0.0, f"{self.name} is not a number")
-        return score * self.probe(kind, outputs.shape[-1]).scale
+        best, _ = self.probe(kind, outputs.shape[-1])
+        return score * (0.01 if isclose(best, 100) else 1.0)  # such as SQuAD's, from 0 to 100
 
-    def probe(self, kind: Outputs, num_classes: int = 2) -> Probe:
+    def probe(self, kind: Outputs, num_classes: int = 2) -> tuple[float, float]:
         """Return the scores of right and of wrong predictions, which show the range and the direction of the metric.
 
         Raises:
             UserError: the metric does not fit such predictions.
         """
         if (kind, num_classes) not in self._probes:
-            perfect, wrong, labels = _made_predictions(kind, num_classes)
-            scores = [self._compute(kind, outputs, labels) for outputs in (perfect, wrong)]
-            self._probes[kind, num_classes] = Probe(*scores)
+            right, wrong, labels = _made_predictions(kind, num_classes)
+            self._probes[kind, num_classes] = self._compute(kind, right, labels), self._compute(kind, wrong, labels)
         return self._probes[kind, num_classes]
 
     @cached_property
@@ -116,139 +146,67 @@ class ExternalMetric:
         others = [key for key in features if key != "references"]
         if len(others) != 1 or "references" not in features:
             self._refuse(f"reads {', '.join(features)}, not one column of predictions and one of references")
-        inputs: dict[str, Any] = {
-            others[0]: self._predictions(kind, outputs, features[others[0]]),
-            "references": self._references(kind, labels, features["references"]),
-        }
+        predictions = self._predictions(kind, outputs, features[others[0]])
+        inputs = {others[0]: predictions, "references": _references(labels, features["references"])}
         if self.module.info.format == "numpy":
             inputs = {key: np.asarray(column) for key, column in inputs.items()}
         try:
-            result = self.module._compute(**inputs, **self.options)
-        except UserError:
-            raise
+            result = self.module._compute(**inputs, **self.address.options)
         except Exception as error:  # of code that is not ours
             remedy = f"Options follow a question mark: {PREFIX}f1?average=macro"
-            raise UserError(
-                "task.metrics", self.name, f"cannot be computed: {first_line(error)[:90]}", remedy
-            ) from error
-        return self._select(result)
-
-    def _select(self, result: Mapping[str, Any] | None) -> float:
-        scalars = {
-            key: float(value) for key, value in (result or {}).items() if np.ndim(value) == 0 and _is_real(value)
-        }
-        if self.value is not None:
-            if self.value not in scalars:
-                self._refuse(f"has no value '{self.value}'", suggestion(self.value, scalars))
-            return scalars[self.value]
-        for name in [*scalars] if len(scalars) == 1 else [str(self.module.name), "overall_f1"]:
-            if name in scalars:
-                return scalars[name]
-        first = next(iter(scalars), "f1")
-        self._refuse(f"has the values {', '.join(scalars) or 'none'}", f"Name one: {self.name}:{first}")
+            problem = f"cannot be computed: {first_line(error)[:90]}"
+            raise UserError("task.metrics", self.name, problem, remedy) from error
+        scalars = {key: float(one) for key, one in (result or {}).items() if _is_real(one)}
+        names = [self.address.value] if self.address.value else [str(self.module.name), "overall_f1"]
+        if len(scalars) == 1 and not self.address.value:
+            names = [*scalars]
+        if name := next((name for name in names if name in scalars), None):
+            return scalars[name]
+        missing = f"has no value '{self.address.value}'; it" if self.address.value else ""
+        self._refuse(f"{missing} has the values {', '.join(scalars) or 'none'}".strip(), f"Name one: {self.name}:f1")
 
     def _predictions(self, kind: Outputs, outputs: np.ndarray, feature: Any) -> list[Any]:
+        from scipy.special import expit, softmax
+
         if kind in ("answers", "tags"):
             return [_fit(json.loads(text), feature) for text in outputs[:, 0]]
         element, is_list = _element(feature)
-        if kind == "classes" and element.startswith("int") and not is_list:
-            return list(map(int, outputs.argmax(axis=1)))
-        if kind == "classes" and element.startswith("float") and (is_list or outputs.shape[1] == 2):
-            probabilities_NC = _softmax(outputs)
-            return [list(map(float, row)) for row in probabilities_NC] if is_list else _floats(probabilities_NC[:, 1])
-        if kind == "label_sets" and is_list:
-            return [list(map(int, row)) for row in outputs > 0] if element.startswith("int") else _sigmoid(outputs)
-        if kind == "scores" and element.startswith("float") and not is_list:
-            return _floats(outputs.reshape(len(outputs)))
+        match kind, element.rstrip("0123456789"), is_list:
+            case "classes", "int", False:
+                return outputs.argmax(axis=1).tolist()
+            case "classes", "float", True:
+                return softmax(outputs.astype(np.float64), axis=1).tolist()
+            case "classes", "float", False if outputs.shape[1] == 2:
+                return softmax(outputs.astype(np.float64), axis=1)[:, 1].astype(np.float32).tolist()
+            case "label_sets", "int", True:
+                return (outputs > 0).astype(int).tolist()
+            case "label_sets", "float", True:
+                return expit(outputs.astype(np.float64)).tolist()
+            case "scores", "float", False:
+                return outputs.reshape(len(outputs)).astype(np.float32).tolist()
         text = f"a list of {element}" if is_list else element
         remedy = f"Some metrics have a configuration for it: {self.name.partition('?')[0]}/multilabel"
-        self._refuse(
-            f"takes predictions of type {text}, not {kind.replace('_', ' ')}", remedy if kind != "scores" else ""
-        )
-
-    def _references(self, kind: Outputs, labels: np.ndarray, feature: Any) -> list[Any]:
-        if kind in ("answers", "tags"):
-            return [_fit(json.loads(text), feature) for text in labels]
-        if labels.ndim == 2:
-            return [list(map(int, row)) for row in labels]
-        element, _ = _element(feature)
-        return list(map(int, labels)) if element.startswith("int") else _floats(labels)
+        self._refuse(f"takes predictions of type {text}, not {kind.replace('_', ' ')}", remedy)
 
     def _refuse(self, problem: str, remedy: str = "") -> NoReturn:
         raise UserError("task.metrics", self.name, problem, remedy)
 
 
-@lru_cache
-def external_metric(name: str) -> ExternalMetric:
-    """Return the metric that ``task.metrics`` names, loaded once; no other code of ``evaluate`` is imported before.
-
-    Raises:
-        UserError: the metric is neither in a folder, nor in the cache, nor on the hub, or it lacks a package.
-    """
-    address, value, options = _parse(name)
-    folder, configuration = _locate(address)
-    try:
-        import evaluate
-
-        module = evaluate.load(folder, configuration, module_type="metric", keep_in_memory=True)
-    except ImportError as error:
-        remedy = f"pip install {' '.join(missing)}" if (missing := _missing_packages(error)) else ""
-        raise UserError("task.metrics", name, f"lacks a package: {first_line(error)[:90]}", remedy) from error
-    except Exception as error:  # no such file, no network, damaged code
-        if is_path(address):
-            problem, remedy = "no metric module in this folder", f"It needs a file {Path(folder).stem}.py."
-        else:
-            problem = "is neither in the cache of evaluate nor, as far as it can be reached, on the hub"
-            remedy = f"With a network, once: evaluate.load('{folder}'). Without one, a folder: ./{folder}"
-        raise UserError("task.metrics", name, problem, remedy) from error
-    return ExternalMetric(name, module, value, options)
+external_metric = lru_cache(ExternalMetric)
+"""Return the metric that ``task.metrics`` names, loaded once; no other code of ``evaluate`` is imported before."""
 
 
 def hub_name(metric: str) -> str:
     """Return the name of a metric in the hub's index of results: that of its module, without options."""
-    return Path(_locate(_parse(metric)[0])[0]).stem if is_external(metric) else metric
+    return Path(Address.parse(metric).module).stem if is_external(metric) else metric
 
 
-def is_path(address: str) -> bool:
-    """Return whether a metric is addressed by a path instead of a name."""
-    return address.startswith((".", "/", "~")) or Path(address).expanduser().exists()
-
-
-def _parse(name: str) -> tuple[str, str | None, dict[str, Any]]:
-    """Return address, name of the value, and options of a metric."""
-    import yaml
-
-    address, mark, query = name.removeprefix(PREFIX).partition("?")
-    if mark:
-        query, _, value = query.partition(":")
-    else:
-        address, _, value = address.partition(":")
-    pairs = [pair.partition("=") for pair in query.split("&") if pair]
-    return address, value or None, {key: yaml.safe_load(text) for key, _, text in pairs}
-
-
-def _locate(address: str) -> tuple[str, str | None]:
-    """Return what ``evaluate.load`` takes: the name or folder of a metric, and the name of its configuration."""
-    if is_path(address):
-        folder = Path(address).expanduser()
-        if not folder.exists() and (folder.parent / f"{folder.parent.name}.py").exists():  # ./my_metric/multilabel
-            return str(folder.parent), folder.name
-        return str(folder), None
-    *name, configuration = address.split("/")
-    return ("/".join(name), configuration) if name else (configuration, None)
-
-
-def _missing_packages(error: ImportError) -> list[str]:
-    text = str(error)
-    return text.partition("pip install ")[2].partition("'")[0].split() or ([error.name] if error.name else [])
-
-
-def _kind(labels: np.ndarray) -> Outputs:
+def _references(labels: np.ndarray, feature: Any) -> list[Any]:
     if labels.dtype.kind in "US":
-        return "tags" if str(labels[0]).startswith("[") else "answers"
-    if labels.ndim == 2:
-        return "label_sets"
-    return "scores" if labels.dtype.kind == "f" else "classes"
+        return [_fit(json.loads(text), feature) for text in labels]
+    if labels.ndim == 2 or _element(feature)[0].startswith("int"):
+        return labels.astype(int).tolist()
+    return labels.astype(np.float32).tolist()
 
 
 def _element(feature: Any) -> tuple[str, bool]:
@@ -271,8 +229,8 @@ def _made_predictions(kind: Outputs, num_classes: int) -> tuple[np.ndarray, np.n
     """Return outputs that are all right, outputs that are all wrong, and labels."""
     if kind == "classes":
         labels = np.tile(np.arange(num_classes), 2)
-        perfect = 8.0 * (labels[:, None] == np.arange(num_classes))
-        return perfect, np.roll(perfect, 1, axis=1), labels
+        right = 8.0 * (labels[:, None] == np.arange(num_classes))
+        return right, np.roll(right, 1, axis=1), labels
     if kind == "label_sets":
         labels = np.array([(np.arange(num_classes) + row) % 2 for row in range(4)], dtype=np.float32)
         return 8 * labels - 4, 4 - 8 * labels, labels
@@ -283,35 +241,10 @@ def _made_predictions(kind: Outputs, num_classes: int) -> tuple[np.ndarray, np.n
         tags = [["B-A", "I-A", "O"], ["O", "B-A", "O"]]
         wrong = [["O", "O", "B-A"], ["B-A", "O", "B-A"]]
         return as_items(tags)[:, None], as_items(wrong)[:, None], as_items(tags)
-    answers = [answer_items(str(row), "yes no", ["yes no"]) for row in range(2)]
-    wrong_answers = [answer_items(str(row), "else", [])[0] for row in range(2)]
-    perfect_items = as_items([prediction for prediction, _ in answers])[:, None]
-    return perfect_items, as_items(wrong_answers)[:, None], as_items([reference for _, reference in answers])
-
-
-def answer_items(key: str, prediction: str, answers: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return prediction and reference of a question in the format of SQuAD's metrics."""
-    has_no_answer = 0.0 if prediction else 1.0
-    reference = {"id": key, "answers": {"text": [*answers], "answer_start": [0] * len(answers)}}
-    return {"id": key, "prediction_text": prediction, "no_answer_probability": has_no_answer}, reference
+    (one, reference), (other, _) = answer_items("0", "yes no", ["yes no"]), answer_items("0", "else", [])
+    return as_items([one])[:, None], as_items([other])[:, None], as_items([reference])
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, int | float | np.number | np.ndarray) and not isinstance(value, bool)
-
-
-def _floats(values: np.ndarray) -> list[float]:
-    return list(map(float, values.astype(np.float32)))
-
-
-def _softmax(outputs: np.ndarray) -> np.ndarray:
-    from scipy.special import softmax
-
-    probabilities_NC: np.ndarray = softmax(outputs.astype(np.float64), axis=1)
-    return probabilities_NC
-
-
-def _sigmoid(outputs: np.ndarray) -> list[list[float]]:
-    from scipy.special import expit
-
-    return [list(map(float, row)) for row in expit(outputs.astype(np.float64))]
+    is_number = isinstance(value, int | float | np.number | np.ndarray) and not isinstance(value, bool)
+    return is_number and np.ndim(value) == 0

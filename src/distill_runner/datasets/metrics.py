@@ -9,6 +9,7 @@ import numpy as np
 
 from distill_runner.common.errors import TrainingError
 from distill_runner.common.terminal import Undefined
+from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 """Maps the outputs of a model, shape (N, C), and labels, shape (N,) or (N, C), to one number."""
@@ -22,18 +23,15 @@ class NonFiniteOutputs(TrainingError):
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Share of examples whose largest output is that of the label."""
-    from sklearn.metrics import accuracy_score
-
-    return float(accuracy_score(labels, outputs.argmax(axis=-1)))
+    return float((outputs.argmax(axis=-1) == labels).mean())
 
 
 def f1(outputs: np.ndarray, labels: np.ndarray) -> float:
     """F1 of class 1 of two classes; undefined, 0, if class 1 is neither predicted nor present."""
-    from sklearn.metrics import f1_score
-
-    if not (labels == 1).any() and not (outputs.argmax(axis=-1) == 1).any():
+    predicted = outputs.argmax(axis=-1)
+    if not (labels == 1).any() and not (predicted == 1).any():
         return Undefined(0.0, "the second class is neither predicted nor present")
-    return float(f1_score(labels, outputs.argmax(axis=-1), average="binary", pos_label=1, zero_division=0.0))
+    return _f1(predicted, labels, average="binary", pos_label=1)
 
 
 def f1_weighted(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -41,9 +39,27 @@ def f1_weighted(outputs: np.ndarray, labels: np.ndarray) -> float:
 
     Source: Internal representations, Table 1. Only this average fits the table's pairs of accuracy and "F1".
     """
+    return _f1(outputs.argmax(axis=-1), labels, average="weighted")
+
+
+def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Unweighted mean of the F1 of all classes or labels; the F1 is 0 if the class is neither predicted nor present."""
+    if labels.ndim == 2:
+        return _f1(outputs > 0, labels, average="macro")
+    return _f1(outputs.argmax(axis=-1), labels, average="macro", labels=np.arange(outputs.shape[-1]))
+
+
+def f1_micro(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """F1 over all pairs of an example and a label; undefined, 0, if no label is predicted or present."""
+    if not (outputs > 0).any() and not labels.any():
+        return Undefined(0.0, "no label is predicted or present")
+    return _f1(outputs > 0, labels, average="micro")
+
+
+def _f1(y_pred: np.ndarray, y_true: np.ndarray, **options: Any) -> float:
     from sklearn.metrics import f1_score
 
-    return float(f1_score(labels, outputs.argmax(axis=-1), average="weighted", zero_division=0.0))
+    return float(f1_score(y_true, y_pred, zero_division=0.0, **options))
 
 
 def matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -101,25 +117,6 @@ def mean(values: Sequence[float]) -> float:
     return Undefined(value, reasons[0]) if reasons else value
 
 
-def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Unweighted mean of the F1 of all classes or labels; the F1 is 0 if the class is neither predicted nor present."""
-    from sklearn.metrics import f1_score
-
-    if labels.ndim == 2:
-        return float(f1_score(labels, outputs > 0, average="macro", zero_division=0.0))
-    classes = np.arange(outputs.shape[-1])
-    return float(f1_score(labels, outputs.argmax(axis=-1), labels=classes, average="macro", zero_division=0.0))
-
-
-def f1_micro(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """F1 over all pairs of an example and a label; undefined, 0, if no label is predicted or present."""
-    from sklearn.metrics import f1_score
-
-    if not (outputs > 0).any() and not labels.any():
-        return Undefined(0.0, "no label is predicted or present")
-    return float(f1_score(labels, outputs > 0, average="micro", zero_division=0.0))
-
-
 def subset_accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Share of examples whose labels are all predicted correctly."""
     return float(((outputs > 0) == (labels > 0)).all(axis=-1).mean())
@@ -143,7 +140,7 @@ def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
     """
     from sklearn.metrics import roc_auc_score
 
-    probabilities = _softmax(outputs)
+    probabilities = softmax(outputs)
     classes = [1] if outputs.shape[-1] == 2 else range(outputs.shape[-1])
     areas = [roc_auc_score(labels == c, probabilities[:, c]) for c in classes if 0 < (labels == c).sum() < len(labels)]
     return float(np.mean(areas)) if areas else Undefined(0.5, "all examples have one class")
@@ -151,24 +148,25 @@ def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 def brier(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Squared error of the probabilities, summed over classes and averaged over examples: 0 to 2, lower is better."""
-    probabilities = _softmax(outputs)
+    probabilities = softmax(outputs)
     probabilities[np.arange(len(labels)), labels] -= 1
     return float(np.square(probabilities).sum(axis=-1).mean())
 
 
 def ece(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Expected calibration error (Guo et al. 2017) in 15 equal bins of the largest probability; lower is better."""
-    probabilities = _softmax(outputs)
+    probabilities = softmax(outputs)
     confidence, correct = probabilities.max(axis=-1), probabilities.argmax(axis=-1) == labels
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     gaps = [abs(correct[bins == b].sum() - confidence[bins == b].sum()) for b in range(BINS)]
     return float(sum(gaps) / len(labels))
 
 
-def _softmax(outputs: np.ndarray) -> np.ndarray:
-    from scipy.special import softmax
+def softmax(outputs: np.ndarray) -> np.ndarray:
+    """Return the probabilities of classes, float64, of shape (N, C) as their logits."""
+    from scipy import special
 
-    probabilities: np.ndarray = softmax(outputs.astype(np.float64), axis=-1)
+    probabilities: np.ndarray = special.softmax(outputs.astype(np.float64), axis=-1)
     return probabilities
 
 
@@ -176,28 +174,14 @@ BINS = 15
 LOWER_IS_BETTER = frozenset({"brier", "ece"})
 """Metrics that are reported but cannot select the best epoch, since selection takes the highest value."""
 
-CLASSIFICATION_METRICS: dict[str, Metric] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "f1_weighted": f1_weighted,
-    "matthews": matthews,
-    "f1_macro": f1_macro,
-    "auc": auc,
-    "brier": brier,
-    "ece": ece,
-    "accuracy_f1": accuracy_f1,
-}
-REGRESSION_METRICS: dict[str, Metric] = {
-    "pearson": pearson,
-    "spearman": spearman,
-    "pearson_spearman": pearson_spearman,
-}
-MULTILABEL_METRICS: dict[str, Metric] = {
-    "f1_micro": f1_micro,
-    "f1_macro": f1_macro,
-    "subset_accuracy": subset_accuracy,
-    "mean_average_precision": mean_average_precision,
-}
+
+def _by_name(*metrics: Metric) -> dict[str, Metric]:
+    return {metric.__name__: metric for metric in metrics}
+
+
+CLASSIFICATION_METRICS = _by_name(accuracy, f1, f1_weighted, matthews, f1_macro, auc, brier, ece, accuracy_f1)
+REGRESSION_METRICS = _by_name(pearson, spearman, pearson_spearman)
+MULTILABEL_METRICS = _by_name(f1_micro, f1_macro, subset_accuracy, mean_average_precision)
 METRICS: dict[str, Metric] = CLASSIFICATION_METRICS | REGRESSION_METRICS | MULTILABEL_METRICS
 
 
@@ -208,8 +192,6 @@ def metric_function(name: str) -> Metric:
         KeyError: there is no such metric.
         UserError: a metric of ``evaluate`` cannot be loaded.
     """
-    from distill_runner.datasets.evaluate_metrics import external_metric, is_external
-
     return external_metric(name) if is_external(name) else METRICS[name]
 
 

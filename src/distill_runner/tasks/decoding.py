@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from distill_runner.common.errors import quantity
+from distill_runner.datasets.metrics import softmax
 
 MIN_PROBABILITY = 1e-12
 """Lower bound of a probability before its logarithm."""
@@ -75,10 +76,7 @@ class OneClass(Decoding):
         return [names[number] for number in outputs_NC.argmax(axis=1)]
 
     def probabilities(self, outputs_NC: np.ndarray) -> np.ndarray:
-        from scipy.special import softmax
-
-        probabilities_NC: np.ndarray = softmax(outputs_NC.astype(np.float64), axis=1)
-        return probabilities_NC
+        return softmax(outputs_NC)
 
     def likelihood(self, outputs_NC: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return self.probabilities(outputs_NC)[np.arange(len(labels)), labels]

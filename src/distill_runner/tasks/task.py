@@ -280,8 +280,9 @@ class Task(Splits):
             elif is_external(metric) and self.output_kind is None:
                 problem = f"tasks of type {self.type} have outputs that no metric of evaluate takes"
             elif is_external(metric) and self.output_kind is not None:
-                probe = external_metric(metric).probe(self.output_kind, len(getattr(self, "labels", None) or (0, 1)))
-                if metric == self.metrics[0] and not probe.is_maximized:
+                num_classes = len(getattr(self, "labels", None) or (0, 1))
+                right, wrong = external_metric(metric).probe(self.output_kind, num_classes)
+                if metric == self.metrics[0] and right < wrong:
                     problem = "is better when it is lower, but the epoch with the highest first metric is selected"
                     remedy = f"task.metrics=[{default},{metric}]"
             if problem:
