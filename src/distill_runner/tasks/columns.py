@@ -44,8 +44,6 @@ FEW_VALUES = 10
 """A column has few values if each occurs this many times on average."""
 PREDICTED, WORD_PREDICTED = 0.5, 0.95
 """Shares of a constant prediction's errors that a column of few values, or a word, avoids if it gives labels away."""
-MIN_NAME, MAX_NAMED = 4, 12
-"""Letters of a class name that is searched for in the texts, and number of classes up to which that is done."""
 _WRITTEN_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
 """A number as programs write it; 007 and +1 are text."""
 
@@ -61,6 +59,18 @@ def is_empty(value: Any) -> bool:
 def is_blank(value: Any) -> bool:
     """Return whether a cell holds nothing but spaces."""
     return is_empty(value) or (isinstance(value, str) and not value.strip())
+
+
+def numbers(cells: Iterable[Any]) -> np.ndarray:
+    """Return cells as float64 (N,), NaN for those that hold no finite number."""
+    values = []
+    for cell in cells:
+        try:
+            value = float(cell)
+        except (TypeError, ValueError):
+            value = np.nan
+        values.append(value if np.isfinite(value) else np.nan)
+    return np.array(values, dtype=np.float64)
 
 
 def typed_values(table: SplitTable, column: str) -> list[Any]:
@@ -170,8 +180,7 @@ def infer_texts(
     Raises:
         UserError: more than one choice is possible; all are named.
     """
-    classes = [*labels]
-    leaks = {name: how for name in candidates if (how := leak([*map(str, columns[name])], classes, classes))}
+    leaks = {name: how for name in candidates if (how := leak([*map(str, columns[name])], [*labels]))}
     texts = [name for name in candidates if name not in leaks or not has_label_word(name)]
     pair = as_pair(texts)
     if pair is not None and len([name for name in pair if name in leaks]) != 1:
@@ -194,12 +203,11 @@ def infer_texts(
 # --- What gives labels away
 
 
-def leak(values: list[str], labels: list[str], class_names: list[str]) -> str | None:
+def leak(values: list[str], labels: list[str]) -> str | None:
     """Return how the values of a column give the labels away; None if they do not.
 
     Args:
         labels: label of each row.
-        class_names: name of the class of each row; empty if the labels are no classes.
     """
     if len(values) < MIN_ROWS:
         return None
@@ -213,16 +221,7 @@ def leak(values: list[str], labels: list[str], class_names: list[str]) -> str | 
         count, predicted, constant = predictability(words, labels)
         if FEW_VALUES * count <= len(words) and predicted - constant > WORD_PREDICTED * (1 - constant):
             return f"the {place} word predicts {percent(predicted)} of the labels"
-    names = sorted(set(class_names))
-    if not 2 <= len(names) <= MAX_NAMED or any(len(name) < MIN_NAME for name in names):
-        return None
-    for name in names:
-        pattern = re.compile(rf"(?<!\w){re.escape(name.casefold())}(?!\w)")
-        is_named = np.array([pattern.search(text.casefold()) is not None for text in values])
-        is_own = np.array([label == name for label in class_names])
-        if is_named[is_own].mean() < WORD_PREDICTED or is_named[~is_own].mean() > 1 - WORD_PREDICTED:
-            return None
-    return f"its texts name their own class, such as {names[0]}"
+    return None
 
 
 def predictability(values: Iterable[Any], labels: Iterable[Any]) -> tuple[int, float, float]:

@@ -1,6 +1,5 @@
 """Regression tasks: one score for each example."""
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -9,6 +8,7 @@ from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import REGRESSION_METRICS
 from distill_runner.datasets.readers.tables import SplitTable
+from distill_runner.tasks.columns import numbers
 from distill_runner.tasks.text import TextTask
 
 if TYPE_CHECKING:
@@ -50,12 +50,8 @@ def encode_scores(values: list[Any], column: str, split: str, remedy: str = "Rep
     Raises:
         UserError: a value is not a finite number.
     """
-    for value in values:
-        try:
-            is_finite = math.isfinite(float(value))
-        except (TypeError, ValueError):
-            is_finite = False
-        if not is_finite:
-            problem = f"split '{split}' holds {value!r}, which is not a finite number"
-            raise UserError("task.label", column, problem, remedy)
-    return np.asarray(values, dtype=np.float32)
+    scores = numbers(values)
+    if len(rows := np.flatnonzero(np.isnan(scores))):
+        problem = f"split '{split}' holds {values[rows[0]]!r}, which is not a finite number"
+        raise UserError("task.label", column, problem, remedy)
+    return scores.astype(np.float32)

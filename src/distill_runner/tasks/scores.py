@@ -18,7 +18,7 @@ from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.readers.tables import SplitTable, read_table
 from distill_runner.models.config import normalized_label
-from distill_runner.tasks.columns import is_blank
+from distill_runner.tasks.columns import is_blank, numbers
 from distill_runner.tasks.decoding import MAX_ROUNDING, OneClass, fitted_temperature
 from distill_runner.tasks.split_account import MAX_LISTED, short_list
 
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 
 TRANSFER = "transfer"
 """Name of the split that stands for a transfer set."""
-RANGES = ((0.0, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 0.99), (0.99, 1.01))
-"""Ranges of confidence of which the share of right predictions is reported."""
-STATED = (
-    "almost all probabilities are multiples of 0.05, as a language model states them: such numbers are no"
-    " probabilities. Take the log-probabilities of its answer's token, or several samples (task.answers)"
-)
 NOT_RAW = (
     "task.logits takes numbers before the softmax, but all are from 0 to 1, as probabilities are: if they are,"
     " name the columns in task.probabilities"
@@ -144,15 +138,9 @@ def ordered_numbers(task: Any, table: SplitTable, split: str) -> tuple[np.ndarra
         UserError: a cell is no finite number, there is another number of columns, or their names say another order.
     """
     columns, key, names = task.prediction_columns, task.prediction_key, task.head.names or ()
-
-    def number(cell: Any) -> float:
-        try:
-            return np.nan if is_blank(cell) else float(cell)
-        except (TypeError, ValueError):
-            return np.inf
-
-    values = np.array([list(map(number, table.columns[name])) for name in columns]).T
-    if len(places := np.argwhere(np.isinf(values))):
+    values = np.array([numbers(table.columns[name]) for name in columns]).T
+    blank = np.array([[is_blank(cell) or cell == "nan" for cell in table.columns[name]] for name in columns]).T
+    if len(places := np.argwhere(np.isnan(values) & ~blank)):
         row, column = places[0].tolist()
         problem = f"row {row} of split '{split}' has {table.columns[columns[column]][row]!r}, not a finite number"
         remedy = "Write 0.85 (no % and no comma), and leave the cells of rows without a score empty."
@@ -256,9 +244,7 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
     columns, names, count = task.prediction_columns, task.head.names or (), int(scores.is_used.sum())
     of_outputs = f" = {short_list(names)}" if not task.answers and len(columns) == len(names) else ""
     parts = [f"{short_list(columns)}{of_outputs}: {quantity(count, 'row', ',')}", *scores.remarks]
-    outputs, warnings = scores.outputs[scores.has_score], []
-    if task.probabilities and are_stated(outputs):
-        warnings.append(STATED)
+    outputs, warnings = scores.outputs[scores.has_score], list[str]()
     is_bounded = task.decoding.has_probabilities and outputs.min() >= 0 and outputs.max() <= 1
     sums_matter = task.head.problem_type == "single_label_classification" and len(columns) > 1
     if task.logits and not task.calibrate and is_bounded:
@@ -273,12 +259,7 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
             continue
         quality[name] = measured
         shown = [f"{metric} {100 * measured[metric]:.1f}" for metric in measured if metric in task.metric_functions]
-        ends = {low: min(high, 1) for low, high in RANGES}
-        shares = [
-            f"{100 * right:.0f} % right of {number:,} with {100 * low:.0f} to {100 * ends[low]:.0f} %"
-            for low, number, right in measured.get("reliability", ())
-        ]
-        parts.append(f"{name}: {', '.join(filter(None, [*shown, ' / '.join(shares)]))}")
+        parts.append(f"{name}: {', '.join(shown)}")
         if measured.get("accuracy", 1.0) < measured.get("chance", 0.0):
             warnings.append(f"on {name} the scores are right less often than one constant class: are columns swapped?")
     details = {"rows": count, "columns": columns, "quality": quality}
@@ -286,10 +267,7 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
 
 
 def quality_of(task: Any, split: str) -> dict[str, Any] | None:
-    """Return the metrics of the scores of a split against its gold labels; None if it lacks one of the two.
-
-    ``reliability`` has for each range of confidence its lower end, the number of examples and the share of right ones.
-    """
+    """Return the metrics of the scores of a split against its gold labels; None if it lacks one of the two."""
     table = read_table(task, split)
     if any(name not in table.columns for name in task.prediction_columns):
         return None
@@ -304,20 +282,4 @@ def quality_of(task: Any, split: str) -> dict[str, Any] | None:
     measured: dict[str, Any] = {"examples": len(outputs), **compute_metrics(metric_names, outputs, labels)}
     if np.issubdtype(labels.dtype, np.integer):
         measured["chance"] = float(np.bincount(labels).max() / len(labels))
-        confidence, is_right = task.decoding.confidence(outputs), task.decoding.labels(outputs) == labels
-        measured["reliability"] = [
-            [low, int(own.sum()), float(is_right[own].mean())]
-            for low, high in RANGES
-            if (own := (confidence >= low) & (confidence < high)).any()
-        ]
     return measured
-
-
-def are_stated(outputs: np.ndarray) -> bool:
-    """Return whether the logarithms of probabilities (N, C) are those of round numbers, as language models state them.
-
-    Almost all are multiples of 0.05, with 5 to 21 different values.
-    """
-    steps = np.exp(outputs.astype(np.float64)).ravel() / 0.05
-    is_round = np.abs(steps - steps.round()) < 1e-3
-    return bool(is_round.mean() >= 0.95 and 5 <= len(np.unique(steps[is_round].round())) <= 21)

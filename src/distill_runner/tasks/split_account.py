@@ -156,8 +156,7 @@ def leaks(examples: "Examples", columns: Sequence[str], names: Sequence[str]) ->
     sample = [*map(str, labels.tolist())]
     if len(set(sample)) < 2 or (not names and len(set(sample)) > len(sample) / FEW_VALUES):
         return []
-    single = [names[label] for label in labels.tolist()] if names and labels.ndim == 1 else []
-    hints = (leak([texts[row] for row in rows], sample, single) for texts in examples.texts)
+    hints = [leak([texts[row] for row in rows], sample) for texts in examples.texts]
     return [f"{column} gives the label away: {hint}" for column, hint in zip(columns, hints, strict=True) if hint]
 
 

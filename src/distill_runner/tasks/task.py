@@ -12,8 +12,6 @@ A type says five things, in this order in its class; nobody else asks which type
 Types of one or two texts with a label are declared in ``text``; ``decoding`` has the meanings of their outputs.
 """
 
-import csv
-import io
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +71,30 @@ class Task(Splits):
     ``outputs``. A head with several outputs per example also needs its own ``Split``, which sets ``Batch.head_tokens``
     and ``Batch.output_rows``, and its own ``score``.
 
+    Attributes:
+        example_fields: fields on which the stored examples of a split depend, besides the content of the data.
+        tokenized: whether the examples are texts, so that models need a tokenizer.
+        single_texts: whether a model reads single texts, also where the task's columns are several texts that are
+            compared.
+        has_classes: whether the outputs of the head are named classes, which the option ``labels`` lists.
+        inferred_fields: other options that ``resolved`` reads from the data if they are null; ``data_summary`` records
+            them.
+        unread_files: why a student cannot predict for a file of examples; empty if it can.
+        has_token_outputs: whether the outputs depend on how a text is tokenized, so that teacher and student need the
+            same tokens.
+        pipeline_tag: name of the ``transformers`` pipeline, and of the hub's task, that runs a model of this type.
+        exportable: whether ``distill-run export`` can run an exported model: on padded tokens, with outputs of
+            ``onnx.OUTPUTS``.
+        onnx_loading: code block for model cards that loads an exported model; the fields are ``model``, ``folder`` and
+            ``file``.
+        served_program: program that serves an exported model, with the fields of ``deploy.serving`` and of
+            ``served_fields``.
+        served_reply: Python expression of the answer to one text in ``ROWS``. It reads ``row``, the outputs for the
+            text, ``labels``, the names of the classes, and ``text``, its tokens.
+        metric_functions: the metrics by name; the first one is the default.
+        output_kind: what the outputs are to metrics of ``evaluate``; None if these cannot score tasks of this type.
+        has_ids: whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them.
+        agreement_name: what ``agreement`` is a share of.
     Raises:
         UserError: a metric is unknown, or ``Splits`` refuses a field.
     """
@@ -80,17 +102,11 @@ class Task(Splits):
     # 1. Columns
 
     example_fields: ClassVar[frozenset[str]]
-    """Fields on which the stored examples of a split depend, besides the content of the data."""
     tokenized: ClassVar[bool] = True
-    """Whether the examples are texts, so that models need a tokenizer."""
     single_texts: ClassVar[bool] = False
-    """Whether a model reads single texts, also where the task's columns are several texts that are compared."""
     has_classes: ClassVar[bool] = False
-    """Whether the outputs of the head are named classes, which the option ``labels`` lists."""
     inferred_fields: ClassVar[tuple[str, ...]] = ()
-    """Other options that ``resolved`` reads from the data if they are null; ``data_summary`` records them."""
     unread_files: ClassVar[str] = ""
-    """Why a student cannot predict for a file of examples; empty if it can."""
 
     @model_validator(mode="before")
     @classmethod
@@ -209,20 +225,11 @@ class Task(Splits):
     # 3. Head
 
     has_token_outputs: ClassVar[bool] = False
-    """Whether the outputs depend on how a text is tokenized, so that teacher and student need the same tokens."""
     pipeline_tag: ClassVar[str] = "text-classification"
-    """Name of the ``transformers`` pipeline, and of the hub's task, that runs a model of this type."""
     exportable: ClassVar[bool] = True
-    """Whether ``distill-run export`` can run an exported model: on padded tokens, with outputs of ``onnx.OUTPUTS``."""
     onnx_loading: ClassVar[str] = ONNX_LOADING
-    """Code block for model cards that loads an exported model; the fields are ``model``, ``folder`` and ``file``."""
     served_program: ClassVar[str] = ROWS
-    """Program that serves an exported model, with the fields of ``deploy.serving`` and of ``served_fields``."""
     served_reply: ClassVar[str]
-    """Python expression of the answer to one text in ``ROWS``.
-
-    It reads ``row``, the outputs for the text, ``labels``, the names of the classes, and ``text``, its tokens.
-    """
 
     @property
     @abstractmethod
@@ -264,9 +271,7 @@ class Task(Splits):
     # 4. Metrics. ``outputs`` are those of a split: (``split.num_outputs``, C), in the order of the split.
 
     metric_functions: ClassVar[Mapping[str, Callable[..., float]]]
-    """The metrics by name; the first one is the default."""
     output_kind: ClassVar[MetricInputs | None] = None
-    """What the outputs are to metrics of ``evaluate``; None if these cannot score tasks of this type."""
 
     @model_validator(mode="after")
     def _metrics_fit(self) -> Self:
@@ -312,9 +317,7 @@ class Task(Splits):
     # 5. Decoding
 
     has_ids: ClassVar[bool] = False
-    """Whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them."""
     agreement_name: ClassVar[str] = "same prediction"
-    """What ``agreement`` is a share of."""
 
     def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
         """Return the prediction for each example as text.
@@ -368,25 +371,13 @@ class Task(Splits):
             epochs: the same few training examples, as one epoch after the other shows them.
         """
 
-    def class_probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the probabilities (N,) of each class by name; empty if the outputs are not probabilities."""
-        return {}
-
+    @abstractmethod
     def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples) -> str | bytes:
         """Return the content of the file that ``distill-run predict`` writes.
-
-        The default is CSV, one row per example: its number, the prediction, and the probability of each class.
 
         Args:
             examples: the examples that ``split`` was written from.
         """
-        probabilities = self.class_probabilities(outputs)
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(["index", "prediction", *(f"p_{name}" for name in probabilities)])
-        columns = [[f"{value:.6f}" for value in values] for values in probabilities.values()]
-        rows.writerows(zip(range(len(outputs)), self.prediction_texts(outputs), *columns, strict=True))
-        return text.getvalue()
 
     def prediction_content(self, outputs: np.ndarray, split: "Split", examples: Examples, suffix: str) -> str | bytes:
         """Return ``prediction_file`` in the format that the ending of a file's name asks for, if there are several.

@@ -1,6 +1,7 @@
 """Tasks on one or two texts with a label for each example: classes, sets of labels and scores."""
 
-import math
+import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,7 +18,7 @@ from distill_runner.datasets.readers.tables import SplitTable, column_names, lis
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import check_names, names_as_text, read_names
-from distill_runner.tasks.columns import LABEL, infer_columns, infer_label, is_blank, is_empty, typed_values
+from distill_runner.tasks.columns import LABEL, infer_columns, infer_label, is_blank, is_empty, numbers, typed_values
 from distill_runner.tasks.decoding import Decoding, Number
 from distill_runner.tasks.scores import (
     TRANSFER,
@@ -51,6 +52,9 @@ class TextTask(Task):
     with class names says how ``distinct_names`` are read from the data.
 
     Attributes:
+        decoding: what the outputs mean.
+        weighs_examples: whether tasks of this type take ``example_weight``.
+        slice_order: order of the rows from which ``split_off`` takes the two parts.
         max_length: maximum number of tokens of an example, including special tokens; longer examples are truncated.
         columns: one or two columns of texts. If empty, they are inferred: the only text column of the data, or two
             that are named as a pair, such as sentence1 and sentence2.
@@ -77,16 +81,13 @@ class TextTask(Task):
     """
 
     decoding: ClassVar[Decoding] = Number()
-    """What the outputs mean."""
     example_fields = (
         frozenset({"columns", "label", "labels", "type", "max_length", "version", "example_weight"}) | SCORE_FIELDS
     )
     weighs_examples: ClassVar[bool] = True
-    """Whether tasks of this type take ``example_weight``."""
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     problem_type: ClassVar[ProblemType] = "regression"
     slice_order: ClassVar[str] = SHUFFLED
-    """Order of the rows from which ``split_off`` takes the two parts."""
 
     max_length: int = Field(ge=4)
     columns: list[str] = Field(default_factory=list, max_length=2)
@@ -389,15 +390,9 @@ class TextTask(Task):
         if self.example_weight is None or split != self.train:
             return None
 
-        def number(value: Any) -> float:
-            try:
-                return float(value)
-            except (TypeError, ValueError):
-                return math.nan
-
         values = table.columns[self.example_weight]
-        weights = np.array([number(value) for value in values])
-        if len(rows := np.flatnonzero(~((weights >= 0) & (weights < math.inf)))):
+        weights = numbers(values)
+        if len(rows := np.flatnonzero(~(weights >= 0))):
             problem = f"row {rows[0]} of split '{split}' holds {values[rows[0]]!r}, which is no number of 0 or more"
             raise UserError("task.example_weight", self.example_weight, problem, "Repair or remove such rows.")
         if not weights.any():
@@ -459,8 +454,16 @@ class TextTask(Task):
     def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
         return self.decoding.texts(outputs, self.names if names else [*map(str, range(len(self.names)))])
 
-    def class_probabilities(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
-        return dict(zip(self.names, self.decoding.probabilities(outputs).T, strict=True)) if self.has_classes else {}
+    def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples) -> str | bytes:
+        """Return CSV, one row per example: its number, the prediction, and the probability of each class."""
+        text, probabilities = io.StringIO(), list[np.ndarray]()
+        if self.has_classes:
+            probabilities = [*self.decoding.probabilities(outputs).T]
+        columns = [[f"{value:.6f}" for value in values] for values in probabilities]
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(["index", "prediction", *(f"p_{name}" for name in self.names)])
+        rows.writerows(zip(range(len(outputs)), self.prediction_texts(outputs), *columns, strict=True))
+        return text.getvalue()
 
     def example_predictions(self, outputs: np.ndarray, split: "Split") -> ExamplePredictions:
         """Return the predictions; several labels are correct together, and have the product of their probabilities."""
