@@ -11,17 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.common.account import AccountLine, account_entries
-from distill_runner.common.terminal import Undefined
-from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, REGRESSION_METRICS
-from distill_runner.pipeline import account
+from distill_runner.common.account import AccountLine
 from distill_runner.pipeline.account import account_of_run
 from distill_runner.report.formats import result_row
 from distill_runner.running import run_stage
 from distill_runner.tasks.split_account import SplitAccount, data_line, example_hashes, length_counts, lengths_line
 from helpers.built_runs import Run
-from helpers.command import distill_run
-from helpers.made_questions import made_rows
 from helpers.small_runs import Compose
 
 Row = tuple[str, str]
@@ -173,26 +168,6 @@ def test_the_plan_and_the_run_say_the_same_and_the_result_stores_it(
     assert [line for line in printed() if line in planned] == planned
 
 
-def test_a_plan_tells_the_lengths_of_questions(tmp_path: Path, tiny_bert_folder: Path) -> None:
-    for split in ("train", "validation"):
-        rows = made_rows(30, seed=len(split))
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = ("task=custom_questions", f"task.dataset={tmp_path}", "task.max_length=64", "task.unanswerable=true")
-    models = ("teacher=base", f"teacher.source={tiny_bert_folder}", "student.num_layers=1", "runtime.device=cpu")
-    ended = distill_run(tmp_path, *task, *models, "method=nkd", "plan=true")
-    assert "\nlengths  median " in ended.err, ended.err
-
-
-def test_a_part_may_add_lines(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever adds a kind of input to the tool adds its line here."""
-    added = AccountLine("images", "3 of them", ("one is gray",), {"count": 3})
-    monkeypatch.setattr(account, "PARTS", [*account.PARTS, lambda stage, inputs: [added]])
-    run = Run(compose())
-    assert account_of_run(run.stage, run.pipeline.inputs)[-1] is added
-    entry = {"topic": "images", "text": "3 of them", "warnings": ["one is gray"], "count": 3}
-    assert account_entries([added]) == [entry]
-
-
 def test_splits_in_many_files_and_of_many_classes_stay_short() -> None:
     """A hundred shards or 77 intents would push what matters off the screen."""
     counts = {f"class {number}": 10 + number for number in range(77)}
@@ -230,44 +205,7 @@ def test_equal_examples_and_no_others_have_one_hash(rows: list[Row]) -> None:
     assert len(set(hashes.tolist())) == len(set(rows))
 
 
-def test_an_account_survives_its_file(tmp_path: Path, compose: Compose) -> None:
-    """The store holds the account: what a later run prints must be what the first one printed."""
-    folder = save(tmp_path / "d", train=ROWS[:40], validation=ROWS[40:])
-    lines = lines_of(compose, folder)
-    for content in lines["data"].details["splits"].values():
-        again = SplitAccount.from_json(json.loads(json.dumps(content)) | {"lengths": {}})
-        assert again.to_json(with_lengths=False) == content
-
-
 # --- Scores
-
-
-HALVES = np.array([0, 1, 0, 1, 0, 1])
-SINGLE = np.zeros(6, int)
-SCORES = [
-    ("matthews", SINGLE, HALVES, "one class is predicted for all examples"),
-    ("matthews", HALVES, SINGLE, "all examples have one class"),
-    ("f1", SINGLE, SINGLE, "the second class is neither predicted nor present"),
-    ("auc", HALVES, SINGLE, "all examples have one class"),
-]
-
-
-@pytest.mark.parametrize(("metric", "predicted", "labels", "reason"), SCORES)
-def test_undefined_metrics_say_why(metric: str, predicted: np.ndarray, labels: np.ndarray, reason: str) -> None:
-    """A Matthews correlation of 0.00 reads like a result; that of one class is none."""
-    value = CLASSIFICATION_METRICS[metric](np.eye(2)[predicted], labels)
-    assert isinstance(value, Undefined)
-    assert value.reason == reason
-
-
-def test_correlations_of_equal_scores_are_undefined() -> None:
-    """A regression whose student gives one score to everything has no Pearson correlation."""
-    labels = np.arange(6.0)
-    for name in ("pearson", "spearman", "pearson_spearman"):
-        value = REGRESSION_METRICS[name](np.full((6, 1), 2.5), labels)
-        assert isinstance(value, Undefined), name
-        assert float(value) == 0.0
-        assert not isinstance(REGRESSION_METRICS[name](labels[:, None], labels), Undefined)
 
 
 def test_a_run_whose_student_predicts_one_class_says_so(

@@ -79,8 +79,3 @@ def test_negative_and_large_seeds_and_numbers_are_taken() -> None:
     assert crops.shape == (2, 2)
     assert int(crops.min()) >= 0
     assert int(crops.max()) <= 8
-
-
-def test_without_crop_and_flip_images_stay_as_they_are() -> None:
-    images = some_images(4)
-    assert torch.equal(augment_images(Augment(), images, torch.arange(4), 0, 5), images)

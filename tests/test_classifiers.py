@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -29,8 +27,8 @@ from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import teacher_targets, teacher_temperature
 from distill_runner.tasks import make_task
+from distill_runner.tasks.decoding import class_loss
 from helpers.classifiers import save_classifier
-from helpers.command import distill_run
 
 Compose = Callable[..., RunConfig]
 CAUSAL: dict[str, Any] = {
@@ -186,8 +184,6 @@ def test_matches_of_labels_are_in_the_account(
     run = compose("method=rkd", f"teacher.source={other}", "teacher.fine_tuned=true")
     with pytest.raises(UserError, match="not named like the classes"):
         list(label_lines(resolve(run.stages, run.stage, run.runtime.precision), inputs))
-    run = compose("method=rkd", f"teacher.source={tiny_bert_folder}", "teacher.fine_tuned=true")
-    assert not list(label_lines(resolve(run.stages, run.stage, run.runtime.precision), inputs)), "it has no head"
 
 
 @pytest.mark.parametrize(
@@ -236,54 +232,31 @@ def test_cached_and_live_targets_are_equal(
     torch.testing.assert_close(outputs["cached"], outputs["live"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["rkd", "vanilla", "dkd", "dist"])
-def test_methods_on_logits_take_such_a_teacher(
-    compose: Compose, teachers: dict[str, Path], tiny_bert_folder: Path, method: str
-) -> None:
-    stage = resolve(compose(*overrides(teachers["qwen3"], tiny_bert_folder, method)).stages, "student", "fp32")
-    assert stage.teacher_needs == FeatureRequest(logits=True)
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("alp", r"method.terms.\w+: a teacher of type qwen3 gives logits only, but the method reads more"),
-        ("pkd", r"method.terms.\w+: a teacher of type qwen3 gives logits only, but the method reads more"),
-        ("tinybert", r"method.terms.\w+: reads .*queries, keys and values, but a teacher of type qwen3"),
-        ("distilbert", r"method.terms.\w+: reads states of all tokens, but a teacher of type qwen3"),
-        ("internal", r"method.terms.\w+: reads .*queries, keys and values, but a teacher of type qwen3"),
-    ],
-)
-def test_methods_on_layers_do_not(
-    compose: Compose, teachers: dict[str, Path], tiny_bert_folder: Path, method: str, message: str
-) -> None:
-    run = compose(*overrides(teachers["qwen3"], tiny_bert_folder, method), "mapping=skip")
-    with pytest.raises(UserError, match=message) as error:
-        resolve(run.stages, "student", "fp32")
-    assert str(error.value).count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        (["method=alp"], r"method.terms.\w+: reads \[CLS\] states, but a teacher of type qwen3 gives logits only"),
+        (["method=tinybert"], r"method.terms.\w+: reads .*queries, keys and values, but a teacher of type qwen3"),
+        (["method=distilbert"], r"method.terms.\w+: reads states of all tokens, but a teacher of type qwen3"),
         (["teacher.fine_tuned=false"], "a qwen3 is not a bidirectional text encoder\n.*teacher.fine_tuned=true"),
         (["teacher.optim.epochs=1"], "a qwen3 cannot be trained"),
         (["student.init.source=pretrained"], "a qwen3 is not a bidirectional text encoder"),
         (["student.init.source=stage:teacher"], "so no other model starts from it"),
     ],
 )
-def test_such_a_model_is_not_trained(
+def test_what_such_a_model_cannot_do_is_refused(
     compose: Compose, teachers: dict[str, Path], tiny_bert_folder: Path, values: list[str], message: str
 ) -> None:
     run = compose(*overrides(teachers["qwen3"], tiny_bert_folder), *values)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
         resolve(run.stages, "student", "fp32")
+    assert str(error.value).count("\n") <= 1
 
 
 def test_a_calibrated_teacher_has_the_temperature_that_fits(
     compose: Compose, teachers: dict[str, Path], tiny_bert_folder: Path
 ) -> None:
-    """The minimum of scipy; the outputs that a student reads are the cached ones divided by it."""
+    """A minimum; the outputs that a student reads are the cached ones divided by it."""
     run = compose(*overrides(teachers["qwen3"], tiny_bert_folder), "teacher.calibrate=true")
     stage, plain = (
         resolve(compose_run.stages, "student", "fp32")
@@ -300,11 +273,8 @@ def test_a_calibrated_teacher_has_the_temperature_that_fits(
     outputs = np.load(builder.build(stage.teacher) / "predictions-validation.npy").astype(np.float64)
     labels = np.asarray(builder.inputs.split(stage.teacher, "validation").labels)
 
-    def loss(inverse: float) -> float:
-        return float(-log_softmax(outputs * inverse, axis=1)[np.arange(len(labels)), labels].mean())
-
-    best = minimize_scalar(loss, bounds=(1 / 20, 1 / 0.05), method="bounded", options={"xatol": 1e-9})
-    assert loss(1 / temperature) == pytest.approx(best.fun, rel=1e-7)
+    losses = [class_loss(outputs / (temperature * factor), labels) for factor in (0.999, 1.0, 1.001)]
+    assert losses[1] == min(losses), "the loss is convex"
     batch = builder.inputs.data(stage).batch(np.arange(16), 0)
     targets = [teacher_targets(one, builder)(batch, Progress(0, 0, 1, 1), one.teacher_needs) for one in (stage, plain)]
     scaled, raw = (features.logits for features in targets)
@@ -312,13 +282,3 @@ def test_a_calibrated_teacher_has_the_temperature_that_fits(
     assert raw is not None
     assert abs(temperature - 1) > 0.1
     torch.testing.assert_close(scaled * temperature, raw)
-
-
-def test_the_command_trains_from_such_a_teacher(
-    tmp_path: Path, teachers: dict[str, Path], tiny_bert_folder: Path, tiny_task_folder: Path
-) -> None:
-    command = f"task=custom task.dataset={tiny_task_folder} task.columns=[sentence1,sentence2] task.max_length=48"
-    command += " teacher=base student.num_layers=2 runtime.device=cpu loss.eta=1"
-    ended = distill_run(tmp_path, *command.split(), *overrides(teachers["t5"], tiny_bert_folder))
-    assert ended.code == 0, ended.err
-    assert "accuracy" in ended.out

@@ -1,6 +1,5 @@
 """Metrics of Hugging Face's ``evaluate`` beside ours, and ours with its interface."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from distill_runner.common.terminal import Undefined
 from distill_runner.compose.command_line import expand_shorthand
 from distill_runner.datasets import metrics as own
 from distill_runner.datasets.evaluate_metrics import answer_items, as_items, external_metric, hub_name, is_external
-from distill_runner.report.resampling import paired_scores
 from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.questions.task import QuestionsTask
 from distill_runner.tasks.regression import RegressionTask
@@ -196,18 +194,6 @@ def test_lower_is_better_may_be_reported(tmp_path: Path) -> None:
     assert task.metrics[1] == name
 
 
-def test_paired_tests_compute_the_metric_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interval is that of our own accuracy, drawn with the same seeds, up to its slower way."""
-    monkeypatch.setattr("distill_runner.report.resampling.LOOPED_DRAWS", 200)
-    name = module(tmp_path / "acc", "{'acc': sum(a == b for a, b in zip(predictions, references)) / len(references)}")
-    other = OUTPUTS + RNG.normal(size=OUTPUTS.shape)
-    test = paired_scores(name, [OUTPUTS], [other], LABELS).test()
-    assert test.low is not None
-    assert test.high is not None
-    difference = own.accuracy(OUTPUTS, LABELS) - own.accuracy(other, LABELS)
-    assert test.low < difference * 100 < test.high or test.low < difference < test.high
-
-
 def test_code_that_selects_the_epoch_is_part_of_the_key(tmp_path: Path) -> None:
     name = module(tmp_path / "m", "{'m': f1_score(references, predictions, average='macro')}")
     first = external_metric(name).fingerprint
@@ -233,8 +219,3 @@ def test_names() -> None:
 )
 def test_metrics_need_no_quotes(typed: str, expanded: str) -> None:
     assert expand_shorthand(typed) == expanded
-
-
-def test_answer_items_are_json() -> None:
-    (text,) = as_items([answer_items("1", "", [])[0]])
-    assert json.loads(text) == {"id": "1", "prediction_text": "", "no_answer_probability": 1.0}

@@ -63,13 +63,6 @@ def test_a_split_named_test_is_found_in_the_folder(data: Path, compose: Compose)
     assert of_task(compose("method=rkd", f"task.dataset={data}")) == {}
 
 
-def test_two_formats_of_a_test_split_are_refused(data: Path, compose: Compose) -> None:
-    """Neither file is taken in silence."""
-    shutil.copy(data / "test.csv", data / "test.tsv")
-    with pytest.raises(UserError, match=r"task\.test\.test=test: several file formats in .*: test\.csv, test\.tsv"):
-        of_task(compose("method=rkd", f"task.dataset={data}"))
-
-
 def test_examples_that_are_used_before_are_no_test_split(data: Path) -> None:
     """A score on examples that selected the epoch is no test score."""
     fields: dict[str, Any] = {
@@ -86,18 +79,6 @@ def test_examples_that_are_used_before_are_no_test_split(data: Path) -> None:
         assert optional.with_existing_tests().test == {}
     with pytest.raises(UserError, match=r"task\.test\.final=train\[:10%\]: has rows of task\.train=train"):
         make_task(**fields, validation={"dev": "validation"}, test={"final": "train[:10%]"})
-
-
-@pytest.mark.parametrize(
-    "override", ["task.test.test=test", "task.test=test", "+task.test.test=test", "task.test={test:test}"]
-)
-def test_the_option_needs_no_plus(compose: Compose, tiny_task_folder: Path, override: str) -> None:
-    """`task.test` is declared, so that its names are options like any other."""
-    from distill_runner.api import compose as composed
-
-    task = composed("task=rte", override).stages["student"].task
-    assert task is not None
-    assert task.test == {"test": "test"}
 
 
 def test_a_test_split_changes_no_key(data: Path, compose: Compose) -> None:
@@ -253,33 +234,3 @@ def test_a_copy_of_the_validation_split_has_its_score(
     assert test["score"] == pytest.approx(validation["score"])
     assert test["teacher_score"] == pytest.approx(validation["teacher_score"])
     assert test["splits"]["test"]["metrics"] == test["metrics"]
-
-
-@pytest.mark.slow
-def test_images_of_a_second_folder(tmp_path: Path, images_folder: Path, compose: Compose) -> None:
-    """Images have a test split of their own where another one is the validation split."""
-    shutil.copytree(images_folder, tmp_path / "own")
-    shutil.copytree(images_folder / "test", tmp_path / "own" / "validation")
-    groups = ["task=custom_images", "teacher=resnet", "student=resnet8", "optim=cifar", "method=vanilla"]
-    splits = ["~task.validation.test", "+task.validation.validation=validation", "task.select_on=validation"]
-    sizes = ["teacher.depth=8", "optim.epochs=1", "teacher.optim.epochs=1", "optim.batch_size=16"]
-    _, validation, test = scored(compose(*groups, f"task.dataset={tmp_path / 'own'}", *splits, *sizes, tiny=False))
-    assert (test["score"], test["teacher_score"]) == (validation["score"], validation["teacher_score"])
-
-
-@pytest.mark.slow
-def test_an_ensemble_is_scored_by_its_mean(data: Path, tmp_path: Path, compose: Compose) -> None:
-    """The teacher's test score is that of the mean of its members, computed from their own models."""
-    members = []
-    for seed in (1, 2):
-        run = Run(compose("method=nkd", f"task.dataset={data}", f"seed={seed}", "student.num_layers=2"))
-        members.append(shutil.copytree(run.pipeline.build(run.stage) / "model", tmp_path / f"member{seed}"))
-    sources = f"teacher.sources=[{members[0]},{members[1]}]"
-    config = compose("method=rkd", "teacher=ensemble", f"task.dataset={data}", sources, "teacher.fine_tuned=true")
-    run = Run(config)
-    run.pipeline.build(run.stage)
-    teacher = run.stage.teacher
-    assert teacher is not None
-    shares = np.mean([torch.from_numpy(outputs_of(member)).softmax(-1).numpy() for member in members], axis=0)
-    outputs = FinalScores(teacher, run.pipeline).outputs("test")
-    np.testing.assert_allclose(torch.from_numpy(outputs).softmax(-1).numpy(), shares, atol=1e-5)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.splits import HeldOutSplit, held_out_rows
 from distill_runner.pipeline.build import Pipeline
@@ -104,16 +103,6 @@ def test_validation_is_looked_at_once(compose: Compose, monkeypatch: pytest.Monk
     assert measured["metrics"]["accuracy"] == pytest.approx((outputs.argmax(1) == labels).mean())
 
 
-def test_what_the_papers_do_keeps_its_key(compose: Compose) -> None:
-    """Results of before are not mistaken, nor lost."""
-    spec = {}
-    for on in ("validation", "held_out"):
-        run = compose("method=nkd", f"select_on={on}")
-        spec[on] = resolve(run.stages, "student", "fp32").spec["data"]
-    assert not {"select_on", "hold_out"} & set(spec["validation"])
-    assert spec["held_out"] == spec["validation"] | {"select_on": "held_out", "hold_out": 0.1}
-
-
 def test_a_split_named_validation_selects_itself_wherever_it_stands(compose: Compose) -> None:
     task = compose("method=nkd").stages["student"].task
     assert task is not None
@@ -132,10 +121,3 @@ def test_the_teacher_holds_out_the_same(compose: Compose) -> None:
     assert student.selection is not None
     assert teacher.selection is not None
     assert student.selection.rows.tolist() == teacher.selection.rows.tolist()
-
-
-def test_another_name_is_refused(compose: Compose) -> None:
-    with pytest.raises(
-        UserError, match=r"task\.select_on=test: must be held_out, mean, or the name of a split in task.validation"
-    ):
-        compose("method=nkd", "task.select_on=test")

@@ -1,7 +1,7 @@
 """Images from files to batches: what is read, what is refused, and what a network is given."""
 
 import io
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.embedded import digit_images, embedded_fingerprint
 from distill_runner.datasets.image_splits import ImageSplit
-from distill_runner.datasets.images import Augment, Decoding, decode_images, save_contact_sheet
+from distill_runner.datasets.images import Augment, Decoding, decode_images
 
 CIFAR = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
 
@@ -53,11 +52,6 @@ def test_bytes_and_files_are_read_alike(tmp_path: Path) -> None:
     assert all((image == pixels).all() for image in found)
 
 
-def test_a_jpeg_is_what_pillow_makes_of_it(tmp_path: Path) -> None:
-    data = encoded(noise(), "JPEG")
-    np.testing.assert_array_equal(read(tmp_path, [data])[0], np.asarray(Image.open(io.BytesIO(data))))
-
-
 def test_grey_images_are_read_as_one_channel_where_they_are_expected(tmp_path: Path) -> None:
     grey = noise()[:, :, 0]
     found = read(tmp_path, [encoded(grey), encoded(grey)], mode="L")
@@ -85,68 +79,31 @@ def test_images_of_several_sizes_are_scaled_where_that_is_asked_for(tmp_path: Pa
 CORRUPT = encoded(np.zeros((40, 40, 3), np.uint8) + noise(40, 40))
 
 
-@pytest.mark.parametrize(
-    ("values", "how", "expected"),
-    [
-        (
-            lambda: [encoded(noise()), {"bytes": encoded(noise(7, 5)), "path": "dog/3.png"}],
-            {},
-            "task.resize=null: row 1 of split 'train' (dog/3.png) is 7x5 pixels (height x width), "
-            "but row 0 of split 'train' is 6x5\n  Scale all images to one size: task.resize=[6,5]",
-        ),
-        (
-            lambda: [encoded(noise()[:, :, 0])],
-            {},
-            "task.mode=RGB: row 0 of split 'train' is gray (mode L)\n"
-            "  task.convert=true converts every image to RGB, or task.mode=L if all images have that mode.",
-        ),
-        (
-            lambda: [encoded(noise(), mode="RGBA")],
-            {},
-            "task.mode=RGB: row 0 of split 'train' is of mode RGBA\n  task.convert=true converts every image to RGB.",
-        ),
-        (
-            lambda: [encoded(noise())],
-            {"mode": "L"},
-            "task.mode=L: row 0 of split 'train' is in color (mode RGB)\n"
-            "  task.convert=true converts every image to L, or task.mode=RGB if all images have that mode.",
-        ),
-        (
-            lambda: [encoded(noise()), CORRUPT[: len(CORRUPT) // 2]],
-            {},
-            "task.columns=[img]: row 1 of split 'train' cannot be decoded: ",
-        ),
-        (
-            lambda: [b"not an image at all"],
-            {},
-            "task.columns=[img]: row 0 of split 'train' cannot be decoded: its format is not known\n"
-            "  Repair or remove such rows.",
-        ),
-        (
-            lambda: [{"bytes": None, "path": None}],
-            {},
-            "task.columns=[img]: row 0 of split 'train' contains no image\n"
-            "  Use a column of PNG or JPEG bytes, or remove such rows.",
-        ),
-        (lambda: [None], {}, "row 0 of split 'train' contains no image"),
-        (lambda: ["a cat"], {}, "row 0 of split 'train' contains a str instead of an image"),
-        (lambda: [3], {}, "row 0 of split 'train' contains a int instead of an image"),
-        (
-            lambda: [Path("none/there.png")],
-            {},
-            "row 0 of split 'train' (none/there.png) cannot be decoded: ",
-        ),
-        (
-            lambda: [encoded(noise()[:, :, 0].astype(np.uint16) * 257)],
-            {"convert": True},
-            "task.mode=RGB: row 0 of split 'train' has Pillow's mode I;16, which does not have 8 bits per channel",
-        ),
-    ],
-)
+RGB, GRAY = encoded(noise()), noise()[:, :, 0]
+REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
+    (
+        [RGB, {"bytes": encoded(noise(7, 5)), "path": "dog/3.png"}],
+        {},
+        r"row 1 of split 'train' \(dog/3.png\) is 7x5 pixels .* 6x5\n.*task.resize=\[6,5\]",
+    ),
+    ([encoded(GRAY)], {}, r"task.mode=RGB: row 0 of split 'train' is gray \(mode L\)\n.*task.convert=true"),
+    ([encoded(noise(), mode="RGBA")], {}, "is of mode RGBA\n.*task.convert=true"),
+    ([RGB], {"mode": "L"}, r"task.mode=L: row 0 of split 'train' is in color .*\n.*task.mode=RGB if all"),
+    ([RGB, CORRUPT[: len(CORRUPT) // 2]], {}, r"task.columns=\[img\]: row 1 of split 'train' cannot be decoded: "),
+    ([b"not an image at all"], {}, "cannot be decoded: its format is not known"),
+    ([{"bytes": None, "path": None}], {}, "row 0 of split 'train' contains no image"),
+    (["a cat"], {}, "row 0 of split 'train' contains a str instead of an image"),
+    ([Path("none/there.png")], {}, r"row 0 of split 'train' \(none/there.png\) cannot be decoded: "),
+    ([encoded(GRAY.astype(np.uint16) * 257)], {"convert": True}, "Pillow's mode I;16, which does not have 8 bits"),
+]
+
+
+@pytest.mark.parametrize(("values", "how", "expected"), REFUSED)
 def test_what_is_no_image_of_the_task_is_refused_by_row(
-    tmp_path: Path, values: Callable[[], list[Any]], how: dict[str, Any], expected: str
+    tmp_path: Path, values: list[Any], how: dict[str, Any], expected: str
 ) -> None:
-    assert expected in refusal(tmp_path, values(), **how)
+    message = refusal(tmp_path, values, **how)
+    assert re.search(expected, message), message
 
 
 def pixels(tmp_path: Path, augment: Augment, views: int | None = None, count: int = 40) -> ImageSplit:
@@ -203,38 +160,6 @@ def test_cached_views_are_the_pictures_of_the_epochs(tmp_path: Path) -> None:
     assert torch.equal(mixed.index, torch.tensor([5, 45, 119, 85]))
     for place, picture in zip([5, 45, 119, 85], mixed.pixels, strict=True):
         assert torch.equal(views.batch([place]).pixels[0], picture)
-
-
-def test_plain_pictures_are_listed_once(tmp_path: Path) -> None:
-    split = pixels(tmp_path, Augment(), views=8)
-    assert len(split.teacher_inputs) == 40
-    assert torch.equal(split.teacher_inputs.batch([7]).pixels, split.batch([7]).pixels)
-
-
-@pytest.mark.parametrize("shape", [(8, 8, 1), (32, 32, 3), (300, 200, 3)])
-def test_a_sheet_shows_every_image_at_the_size_of_a_tile(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    images = [torch.full(shape, 20 * number, dtype=torch.uint8) for number in range(10)]
-    captions = [f"a very long name of a class {number}\ntruth" for number in range(10)]
-    for name in ("one", "two"):
-        save_contact_sheet(tmp_path / "new" / f"{name}.png", images, captions)
-    assert (tmp_path / "new" / "one.png").read_bytes() == (tmp_path / "new" / "two.png").read_bytes()
-    sheet = np.asarray(Image.open(tmp_path / "new" / "one.png"))
-    tiles = [sheet[7 + row * 149 + 50, 7 + column * 119 + 30] for row in range(2) for column in range(8)]
-    assert [tile.tolist() for tile in tiles] == [[20 * number] * 3 for number in range(10)] + [[255] * 3] * 6
-
-
-def test_the_digits_are_divided_once_and_for_all() -> None:
-    splits = digit_images()
-    assert {name: len(labels) for name, (_, labels) in splits.items()} == {
-        "train": 1258,
-        "validation": 269,
-        "test": 270,
-    }
-    assert all(images.dtype == np.uint8 and images.max() == 255 for images, _ in splits.values())
-    assert all(set(labels) == set(range(10)) for _, labels in splits.values())
-    everything = np.concatenate([images.reshape(-1, 64) for images, _ in splits.values()])
-    assert len(np.unique(everything, axis=0)) == 1797
-    assert embedded_fingerprint("digits") == "655b3d4e45715b702693cf89cb0930d43b77fd5f8f78964c23b41b5eb34f82af"
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora.corpus import Corpus, quotas
 from distill_runner.pipeline.inputs import hub_commits
@@ -93,11 +92,6 @@ def test_which_split_selects_and_which_is_scored(
 ) -> None:
     summary = made(tmp_path, select_on=select_on).data_summary
     assert (summary["select_on"], summary["scored_on"], summary["validation"]) == (selects, scored_on, LANGUAGES)
-
-
-def test_a_missing_language_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"task\.select_on=fr"):
-        made(tmp_path, select_on="fr")
 
 
 def test_the_commits_of_all_data_sets_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner.common.terminal import Undefined
-from distill_runner.datasets.metrics import METRICS, NonFiniteOutputs, compute_metrics
+from distill_runner.datasets.metrics import NonFiniteOutputs, compute_metrics
 
 
 def logits(predictions: list[int], classes: int = 2) -> np.ndarray:
@@ -60,12 +60,6 @@ def test_classification_by_hand(metric: str, expected: float) -> None:
 def test_correlation_by_hand(metric: str, expected: float) -> None:
     outputs, labels = column([1, 2, 3, 6]), np.array([1, 3, 2, 4], dtype=np.float32)
     assert compute_metrics([metric], outputs, labels) == {metric: pytest.approx(expected, abs=1e-12)}
-
-
-def test_weighted_f1_by_hand() -> None:
-    """Labels 0 0 0 1, predictions 0 0 1 1: F1 is 2 * 2 / 5 of class 0 and 2 * 1 / 3 of class 1, in weights 3 and 1."""
-    found = compute_metrics(["f1_weighted"], logits([0, 0, 1, 1]), np.array([0, 0, 0, 1]))
-    assert found["f1_weighted"] == pytest.approx((3 * 4 / 5 + 2 / 3) / 4, abs=1e-12)
 
 
 LOG3, LOG9 = math.log(3), math.log(9)
@@ -140,25 +134,14 @@ def test_one_class_alone_is_undefined(metric: str) -> None:
     assert (missed, isinstance(missed, Undefined)) == (0, False)
 
 
-def test_order_is_kept_and_three_classes_count() -> None:
-    found = compute_metrics(["matthews", "accuracy"], logits([0, 1, 2, 2], 3), np.array([0, 1, 2, 1]))
-    assert list(found) == ["matthews", "accuracy"]
-    assert found["accuracy"] == 0.75
-
-
 @pytest.mark.parametrize("metric", ["pearson", "spearman"])
 @pytest.mark.parametrize(
     ("outputs", "labels"),
     [([2.0, 2.0, 2.0], [0.0, 1.0, 2.0]), ([0.0, 1.0, 2.0], [1.0, 1.0, 1.0]), ([1.0], [1.0])],
 )
 def test_constant_correlates_with_nothing(metric: str, outputs: list[float], labels: list[float]) -> None:
-    assert compute_metrics([metric], column(outputs), np.array(labels, dtype=np.float32)) == {metric: 0.0}
-
-
-@pytest.mark.parametrize("metric", ["f1", "matthews"])
-@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 0]])
-def test_one_predicted_class_scores_nothing(metric: str, labels: list[int]) -> None:
-    assert compute_metrics([metric], logits([0, 0, 0]), np.array(labels)) == {metric: 0.0}
+    value = compute_metrics([metric], column(outputs), np.array(labels, dtype=np.float32))[metric]
+    assert (float(value), isinstance(value, Undefined)) == (0.0, True)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=20), st.floats(0.1, 10))
@@ -181,25 +164,8 @@ def test_diverged_model_is_said(bad: float) -> None:
 
 
 def test_importing_is_light() -> None:
+    """Planning a grid and completing a command import the names of metrics alone."""
     code = "import sys, distill_runner.datasets.metrics; print({'sklearn', 'scipy', 'torch'} & set(sys.modules))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-    assert set(METRICS) == {
-        "accuracy",
-        "f1",
-        "f1_weighted",
-        "f1_macro",
-        "f1_micro",
-        "subset_accuracy",
-        "mean_average_precision",
-        "auc",
-        "brier",
-        "ece",
-        "matthews",
-        "accuracy_f1",
-        "pearson",
-        "spearman",
-        "pearson_spearman",
-    }

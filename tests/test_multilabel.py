@@ -13,14 +13,12 @@ import torch
 
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.metrics import MULTILABEL_METRICS
 from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.methods.base import Progress
 from distill_runner.methods.outputs import LabelSets
 from distill_runner.methods.predictions import SoftLabels, SoftLabelsPerClass
 from distill_runner.models.features import Features
 from distill_runner.tasks import make_task
-from helpers.columns import column_outputs
 from helpers.command import distill_run
 
 SAID = {"soup": "food", "waiter": "service", "bill": "price"}
@@ -157,20 +155,6 @@ def test_losses_are_those_of_bernoulli_variables() -> None:
     assert torch.autograd.gradcheck(lambda z: LabelSets().soft_label_loss(z, teacher, batch, 3.0, True), student)
 
 
-def test_several_teachers_say_the_mean_of_their_probabilities() -> None:
-    one, other = torch.logit(torch.tensor([[0.2, 0.9]])), torch.logit(torch.tensor([[0.6, 0.5]]))
-    mean = LabelSets().ensemble_mean([one, other], [0.75, 0.25])
-    torch.testing.assert_close(mean.sigmoid(), torch.tensor([[0.3, 0.8]]))
-
-
-def test_probabilities_in_columns_are_the_sigmoid_of_what_is_learned(tmp_path: Path) -> None:
-    found = task(flags(tmp_path / "d.csv"), label=NAMES, probabilities=NAMES)
-    logits = column_outputs(found)
-    np.testing.assert_allclose(
-        1 / (1 + np.exp(-logits.astype(np.float64))), found.examples(found.train).labels, atol=1e-7
-    )
-
-
 def test_right_and_wrong_by_hand(tmp_path: Path) -> None:
     judged = task(lists(tmp_path / "d.jsonl"))
     logits, labels = np.log([[3.0, 1 / 4, 1.0], [1 / 3, 1 / 9, 1 / 4]]), np.array([[1.0, 0, 1], [0, 0, 0]])
@@ -179,18 +163,6 @@ def test_right_and_wrong_by_hand(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.label_probability, [0.75 * 0.8 * 0.5, 0.75 * 0.9 * 0.8])
     assert [found.prediction_text(number) for number in (0, 1)] == ["food (0.3000)", "no label (0.5400)"]
     assert [found.label_text(number) for number in (0, 1)] == ["food;service", "no label"]
-
-
-def test_metrics_by_hand() -> None:
-    labels = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 0]], dtype=np.float32)
-    outputs = np.array([[2, -1, 1], [-1, 1, -2], [1, -3, -1], [3, -2, -3]], dtype=np.float32)
-    scores = {name: metric(outputs, labels) for name, metric in MULTILABEL_METRICS.items()}
-    # Right: 4 of 5 labels that are there; one is said that is not: of label 0 both and one more, of label 1 one of two.
-    assert scores["f1_micro"] == pytest.approx(2 * 4 / (5 + 5))
-    assert scores["f1_macro"] == pytest.approx((4 / 5 + 2 / 3 + 1) / 3)
-    assert scores["subset_accuracy"] == 0.5
-    # By rank: label 0 is at places 2 and 3 of 4; label 1 at 1 and 4; label 2 at 1.
-    assert scores["mean_average_precision"] == pytest.approx(((1 / 2 + 2 / 3) / 2 + (1 + 2 / 4) / 2 + 1) / 3)
 
 
 def test_a_file_becomes_a_student_that_names_its_labels(

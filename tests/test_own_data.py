@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill_runner.api import compose, run
+from distill_runner.api import compose
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart
-from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.readers.dataset import SplitSlice, parse_split, splits_overlap
 from distill_runner.tasks import make_task
 
@@ -189,47 +187,6 @@ def test_what_cannot_be_found_is_told(tmp_path: Path) -> None:
         task(table(tmp_path / "own.csv", ROWS)).examples("validation")
 
 
-def test_results_of_map_and_filter_beside_saved_data_are_not_read(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "d")
-    for split in ("train", "validation"):
-        (kept,) = (folder / split).glob("*.arrow")
-        shutil.copy(kept, folder / split / "cache-0123.arrow")
-    assert len(task(folder).examples("train")) == 30
-    assert len(task(folder / "train", split_off=0.5).examples("train")) == 30
-
-
-def test_the_type_of_a_column_follows_from_all_rows(tmp_path: Path) -> None:
-    parts: dict[str, Any] = {"train": "train[10:]", "validation": {"validation": "train[:10]"}}
-    file = table(tmp_path / "scores.csv", [(f"text {n}", str(n % 6)) for n in range(11_000)] + [("the last", "2.5")])
-    scores = task(file, type="regression", **parts | {"metrics": ["pearson"]})
-    assert scores.examples(scores.train).labels[-1] == 2.5
-    file = table(tmp_path / "names.csv", [(f"text {n}", str(n % 3)) for n in range(11_000)] + [("the last", "other")])
-    assert task(file, **parts).labels == ["0", "1", "2", "other"]
-
-
-def test_a_text_with_an_unquoted_comma_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "all.csv"
-    file.write_text("text,label\nwell, good,yes\nno, bad,no\n")
-    with pytest.raises(UserError, match=r"all.csv in .*: line 2 has 3 values, .* names 2\n.*quotation marks"):
-        task(file, split_off=0.5)
-
-
-def test_columns_are_found_in_another_configuration(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    two_files(tmp_path / "data" / "en")
-    for train in ("en:train", "en:train[:90%]"):
-        found = task(tmp_path / "data", train=train, validation={"validation": "en:validation"})
-        assert (found.columns, found.labels) == (["text"], ["bad", "good"])
-
-
-def test_a_folder_of_images_has_no_texts(images_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"task.columns: cannot be inferred: the data have image, label\n"):
-        task(images_folder, validation={"validation": "test"})
-    part = CorpusPart(dataset=str(images_folder), columns=["text"])
-    with pytest.raises(UserError, match=r"has no column 'text'\n.*It has: image, label"):
-        list(part.documents("train"))
-
-
 def test_a_split_without_any_text_is_refused(tmp_path: Path) -> None:
     """A user whose column of texts is empty would train on nothing but the labels' frequencies."""
     file = table(tmp_path / "all.csv", [("  ", name) for _, name in ROWS])
@@ -237,30 +194,6 @@ def test_a_split_without_any_text_is_refused(tmp_path: Path) -> None:
     found = task(file, train="train", validation={"validation": "validation"}, **given)
     with pytest.raises(UserError, match=r"task.columns=\[text\]: all 40 texts of split 'train' are empty"):
         found.examples("train")
-
-
-def test_metrics_of_skewed_classes_and_of_calibration_by_hand() -> None:
-    probabilities = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.1, 0.8]])
-    labels = np.array([0, 1, 1, 2])
-    names = ("f1_macro", "auc", "brier", "ece")
-    scores = {name: CLASSIFICATION_METRICS[name](np.log(probabilities), labels) for name in names}
-    assert scores["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
-    assert scores["auc"] == pytest.approx(1.0)  # of each class, the examples that have it come first
-    squares = [0.09 + 0.04 + 0.01, 0.36 + 0.49 + 0.01, 0.04 + 0.25 + 0.09, 0.01 + 0.01 + 0.04]
-    assert scores["brier"] == pytest.approx(np.mean(squares))
-    assert scores["ece"] == pytest.approx((0.3 + 0.6 + 0.5 + 0.2) / 4)
-
-
-def test_two_classes_have_the_area_of_the_second() -> None:
-    shares = np.array([0.1, 0.4, 0.35, 0.8])
-    outputs = np.log(np.stack([1 - shares, shares], 1))
-    assert CLASSIFICATION_METRICS["auc"](outputs, np.array([0, 0, 1, 1])) == pytest.approx(0.75)
-    assert CLASSIFICATION_METRICS["auc"](outputs, np.array([1, 1, 1, 1])) == 0.5
-
-
-def test_a_metric_that_falls_selects_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"task.metrics=ece: is better when it is lower"):
-        task(table(tmp_path / "a.csv", ROWS), split_off=0.2, metrics=["ece", "accuracy"])
 
 
 def test_balanced_weights_make_classes_count_the_same(tmp_path: Path) -> None:
@@ -280,34 +213,14 @@ def test_balanced_weights_make_classes_count_the_same(tmp_path: Path) -> None:
         task(tmp_path / "a.csv", split_off=0.25, class_weights=[1.0, 2.0, 3.0])
 
 
-@pytest.mark.parametrize(
-    ("dataset", "name"),
-    [
-        ("reviews", "reviews"),
-        ("data/of 2026/", "of_2026"),
-        ("shops.v2", "shops.v2"),
-        ("one.csv", "one"),
-        ("acme/reviews", "reviews"),
-        ("copies/rte", "own_rte"),
-    ],
-)
-def test_own_tasks_are_named_by_their_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str, name: str
-) -> None:
+def test_own_tasks_are_named_by_their_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.csv").touch()
-    task = compose("task=custom", f"task.dataset='{dataset}'").stages["student"].task
-    assert task is not None
-    assert task.name == name
-
-
-def test_a_plan_from_python_has_the_names_of_the_run(
-    tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path
-) -> None:
-    given = ["task=custom", f"task.dataset={tiny_task_folder}", "task.columns=[sentence1,sentence2]", "method=rkd"]
-    given += ["task.max_length=48", "teacher=base", f"teacher.source={tiny_bert_folder}", "student.num_layers=2"]
-    planned = run(*given, "runtime.device=cpu", "plan=true", outputs=tmp_path)
-    assert (planned["status"], planned["method"]) == ("planned", "rkd")
+    names = {"reviews": "reviews", "data/of 2026/": "of_2026", "one.csv": "one", "copies/rte": "own_rte"}
+    for dataset, name in names.items():
+        task = compose("task=custom", f"task.dataset='{dataset}'").stages["student"].task
+        assert task is not None
+        assert task.name == name
 
 
 def test_numbers_are_no_classes_of_another_split(tmp_path: Path) -> None:
@@ -320,46 +233,6 @@ def test_numbers_are_no_classes_of_another_split(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"split 'validation' has numbers such as 0, and split 'train' names\n"):
         task(folder)
     assert task(folder, labels=names).examples("validation").labels.tolist() == [n % 3 for n in range(40)]
-
-
-def test_a_pattern_leaves_out_hidden_folders(tmp_path: Path) -> None:
-    """A copy that a notebook keeps doubled the rows."""
-    for place in ("2024", ".ipynb_checkpoints"):
-        (tmp_path / "d" / place).mkdir(parents=True)
-        table(tmp_path / "d" / place / "part.csv", ROWS)
-    table(tmp_path / "d" / "all.csv", ROWS)
-    parts: dict[str, Any] = {"train": "*/part.csv[:30]", "validation": {"validation": "*/part.csv[30:]"}}
-    assert len(task(tmp_path / "d", **parts).examples(parts["train"]).texts[0]) == 30
-
-
-@pytest.mark.parametrize("separator", ["comma", None])
-def test_a_row_without_labels_is_not_labeled_nan(separator: str | None, tmp_path: Path) -> None:
-    rows = [{"text": text, "labels": "a, b" if separator else ["a", "b"]} for text in TEXTS]
-    rows[7]["labels"] = float("nan")  # type: ignore[assignment]
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    fields = {
-        "type": "multilabel",
-        "label": "labels",
-        "metrics": ["f1_micro"],
-        "labels": ["a", "b"],
-    }
-    with pytest.raises(UserError, match="1 of 40 rows of split 'train' have no label"):
-        task(tmp_path, separator=separator, **fields).examples("train")
-
-
-@pytest.mark.parametrize(("override", "own"), [("++store.dir=/tmp/shared", True), ("seed=3", False)])
-def test_a_store_that_is_set_is_used(override: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stores = []
-
-    def planned(typed: Any, *_: Any) -> dict[str, str]:
-        stores.append(str(typed.store.dir))
-        return {"status": "planned"}
-
-    monkeypatch.delenv("DISTILL_STORE_DIR", raising=False)
-    monkeypatch.setattr("distill_runner.running.run_stage", planned)
-    run("experiment=demo", "method=rkd", override, "seed=1", outputs=tmp_path)
-    assert stores == ["/tmp/shared" if own else str(tmp_path / "store")]
 
 
 def test_validation_splits_may_share_rows_and_tests_may_not(tmp_path: Path) -> None:
