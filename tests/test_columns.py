@@ -360,14 +360,11 @@ def test_lists_that_are_neither_are_refused(tmp_path: Path, rows: list[list[Any]
 
 def test_what_gives_labels_away_by_hand() -> None:
     labels = ["neg", "pos"] * 20
-    assert leak(noise(1, 40), labels, labels) is None
-    assert "have one label each" in str(leak(["x", "y"] * 20, labels, labels))
-    assert "predict 98 %" in str(leak(["y", *["y", "x"] * 19, "y"], labels, []))
-    assert "the first word" in str(leak([f"{'xy'[n % 2]} {n}" for n in range(40)], labels, labels))
-    assert "the last word" in str(leak([f"{n} {'xy'[n % 2]}" for n in range(40)], labels, labels))
-    names = ["negative", "positive"] * 20
-    inside = [f"{word} is a {name} review number {word}" for word, name in zip(noise(2, 40), names, strict=True)]
-    assert "name their own class" in str(leak(inside, names, names))
+    assert leak(noise(1, 40), labels) is None
+    assert "have one label each" in str(leak(["x", "y"] * 20, labels))
+    assert "predict 98 %" in str(leak(["y", *["y", "x"] * 19, "y"], labels))
+    assert "the first word" in str(leak([f"{'xy'[n % 2]} {n}" for n in range(40)], labels))
+    assert "the last word" in str(leak([f"{n} {'xy'[n % 2]}" for n in range(40)], labels))
 
 
 def test_pairs() -> None:

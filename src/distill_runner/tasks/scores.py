@@ -39,13 +39,11 @@ class Scores:
 
     Attributes:
         outputs: (N, C), float32; rows without a score hold NaN.
-        has_score: (N,), whether a row has a score.
         is_used: (N,), whether a row is used: it has a score, which ``keep`` keeps.
         remarks: what was taken for what, normalized or left out.
     """
 
     outputs: np.ndarray
-    has_score: np.ndarray
     is_used: np.ndarray
     remarks: list[str]
 
@@ -110,7 +108,7 @@ def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
         remarks.append(remark)
         if not count:
             raise UserError("task.keep", task.keep, f"leaves no row of split '{split}'", "Take a lower probability.")
-    return Scores(outputs.astype(np.float32), has_score, is_used, remarks)
+    return Scores(outputs.astype(np.float32), is_used, remarks)
 
 
 def raw_outputs(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
@@ -211,13 +209,18 @@ def fit_temperature(task: Any) -> float:
     name, split = next(iter(task.validation.items()))
     with recorded_tables():  # not among what is read of the split whose scores are scaled
         table = score_table(task, split)
+    if (labeled := labeled_scores(task, table, split)) is None or not task.decoding.has_probabilities:
+        problem = f"task.validation.{name} has no classes with scores to fit a temperature on"
+        raise UserError("task.calibrate", True, problem, "Leave it out.")
+    return fitted_temperature(*labeled)
+
+
+def labeled_scores(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the scores before calibration (n, C) and the gold labels of the rows with a score; None without any."""
     outputs, _ = raw_outputs(task, table, split)
     has_score = ~np.isnan(outputs).any(axis=1)
     labels = task.gold_labels(selected_rows(table, has_score), None, split) if has_score.any() else None
-    if labels is None or not task.decoding.has_probabilities:
-        problem = f"task.validation.{name} has no classes with scores to fit a temperature on"
-        raise UserError("task.calibrate", True, problem, "Leave it out.")
-    return fitted_temperature(outputs[has_score], labels)
+    return None if labels is None else (outputs[has_score], labels)
 
 
 def selected_rows(table: SplitTable, rows: np.ndarray) -> SplitTable:
@@ -244,7 +247,7 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
     columns, names, count = task.prediction_columns, task.head.names or (), int(scores.is_used.sum())
     of_outputs = f" = {short_list(names)}" if not task.answers and len(columns) == len(names) else ""
     parts = [f"{short_list(columns)}{of_outputs}: {quantity(count, 'row', ',')}", *scores.remarks]
-    outputs, warnings = scores.outputs[scores.has_score], list[str]()
+    outputs, warnings = scores.outputs[scores.is_used], list[str]()
     is_bounded = task.decoding.has_probabilities and outputs.min() >= 0 and outputs.max() <= 1
     sums_matter = task.head.problem_type == "single_label_classification" and len(columns) > 1
     if task.logits and not task.calibrate and is_bounded:
@@ -269,17 +272,13 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
 def quality_of(task: Any, split: str) -> dict[str, Any] | None:
     """Return the metrics of the scores of a split against its gold labels; None if it lacks one of the two."""
     table = read_table(task, split)
-    if any(name not in table.columns for name in task.prediction_columns):
+    has_columns = set(task.prediction_columns) <= table.columns.keys()
+    if not has_columns or (labeled := labeled_scores(task, table, split)) is None:
         return None
-    outputs, _ = raw_outputs(task, table, split)
-    has_score = ~np.isnan(outputs).any(axis=1)
-    labels = task.gold_labels(selected_rows(table, has_score), None, split) if has_score.any() else None
-    if labels is None:
-        return None
-    outputs = (outputs[has_score] / (task.temperature if task.calibrate else 1)).astype(np.float32)
+    outputs = (labeled[0] / (task.temperature if task.calibrate else 1)).astype(np.float32)
     metrics = dict.fromkeys([*task.metrics, *(["accuracy", "ece"] if "ece" in task.metric_functions else [])])
     metric_names = [metric for metric in metrics if metric in task.metric_functions]
-    measured: dict[str, Any] = {"examples": len(outputs), **compute_metrics(metric_names, outputs, labels)}
-    if np.issubdtype(labels.dtype, np.integer):
-        measured["chance"] = float(np.bincount(labels).max() / len(labels))
+    measured: dict[str, Any] = {"examples": len(outputs), **compute_metrics(metric_names, outputs, labeled[1])}
+    if np.issubdtype(labeled[1].dtype, np.integer):
+        measured["chance"] = float(np.bincount(labeled[1]).max() / len(outputs))
     return measured
