@@ -1,7 +1,7 @@
 """Scores of another model in columns of the data, and training data without gold labels."""
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,7 +30,7 @@ from helpers.columns import column_outputs
 from helpers.command import distill_run
 
 Compose = Callable[..., RunConfig]
-Columns = Mapping[str, Any]
+Columns = dict[str, Any]
 
 
 def save(folder: Path, **splits: Columns) -> Path:

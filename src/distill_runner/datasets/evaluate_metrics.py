@@ -147,7 +147,7 @@ class ExternalMetric:
         if len(others) != 1 or "references" not in features:
             self._refuse(f"reads {', '.join(features)}, not one column of predictions and one of references")
         predictions = self._predictions(kind, outputs, features[others[0]])
-        inputs = {others[0]: predictions, "references": _references(labels, features["references"])}
+        inputs: dict[str, Any] = {others[0]: predictions, "references": _references(labels, features["references"])}
         if self.module.info.format == "numpy":
             inputs = {key: np.asarray(column) for key, column in inputs.items()}
         try:

@@ -132,7 +132,7 @@ class LabelSet(Decoding):
         """Probabilities are clipped to 1e-12 .. 1 - 1e-12."""
         from scipy.special import logit
 
-        is_valid: np.ndarray = ((probabilities_NC >= 0) & (probabilities_NC <= 1)).all(axis=1)
+        is_valid = np.all((probabilities_NC >= 0) & (probabilities_NC <= 1), axis=1)
         return logit(np.clip(probabilities_NC, MIN_PROBABILITY, 1 - MIN_PROBABILITY)), is_valid, []
 
 
