@@ -1,6 +1,5 @@
 """Weights of training examples: what they do to the losses, where they are refused, and a run with them."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -30,14 +29,16 @@ from distill_runner.methods.predictions import (
     correlation_over_outputs,
 )
 from distill_runner.models.features import EncoderShape, Features
+from distill_runner.pipeline.account import example_lines
+from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import Store
 from distill_runner.tasks import make_task
 from distill_runner.tasks.split_account import effective_number
 from distill_runner.training.data import TaskData
 from distill_runner.training.devices import Device
 from helpers.columns import column_outputs
-from helpers.command import distill_run
 from helpers.small_runs import Compose
 
 CPU = Device.from_name("cpu", "fp32")
@@ -298,37 +299,12 @@ def test_methods_and_transfer_sets_without_weights(
     assert resolved("method=rkd").key != resolve(compose(*data, "method=rkd").stages, "student", "fp32").key
 
 
-@pytest.mark.slow
-def test_a_run_with_weights(tmp_path: Path, tiny_bert_folder: Path) -> None:
-    """From gold labels and from scores in columns; equal weights give the bits of a run without."""
-    rows = ["1,0.9", "1,0.2", "2,0.8", "0,0.5"] * 4
-    written(tmp_path / "data", rows, "text,label,w,p")
-    written(tmp_path / "same", [row.replace("0,", "2,").replace("1,", "2,") for row in rows], "text,label,w,p")
-    common = ["task=custom", "task.columns=[text]", "task.max_length=16", "method=rkd", "teacher=labels",
-              f"student.init.source={tiny_bert_folder}", "student=pretrained", "student.num_layers=2",
-              "task.probabilities=[p]", "task.epochs=1", "task.test=null", "runtime.device=cpu"]  # fmt: skip
-    losses: dict[str, str] = {}
-    for name, overrides in {
-        "weights": ["task.dataset=data", "task.example_weight=w"],
-        "none": ["task.dataset=data"],
-        "same": ["task.dataset=same", "task.example_weight=w"],
-    }.items():
-        ended = distill_run(tmp_path, *common, *overrides)
-        assert ended.code == 0, ended.err
-        (file,) = [
-            one
-            for one in (tmp_path / "outputs/runs").glob("*/result.json")
-            if name not in losses and str(one) not in losses.values()
-        ]
-        losses[name] = str(file)
-        if name == "weights":
-            assert "as 11 of 16 examples with equal weights ((sum w)^2 / sum w^2)" in ended.err
-            (line,) = [entry for entry in json.loads(file.read_text())["account"] if entry["topic"] == "examples"]
-            assert line["effective"] == pytest.approx(16**2 / 24)
-    outputs = {name: (Path(file).parent / "metrics.jsonl").read_text() for name, file in losses.items()}
-
-    def values(text: str) -> list[Any]:
-        return [{key: value for key, value in json.loads(row).items() if "loss" in key} for row in text.splitlines()]
-
-    assert values(outputs["none"]) == values(outputs["same"])
-    assert values(outputs["none"]) != values(outputs["weights"])
+def test_the_account_tells_the_effective_number(compose: Compose, tmp_path: Path) -> None:
+    """Of the rows that are used: here one without a score is not."""
+    written(tmp_path / "data", ["1,0.9", "1,0.2", "2,0.8", "0,0.5", "9,"], "text,label,w,p")
+    options = ("task.columns=[text]", "task.test=null", "teacher=labels", "task.probabilities=[p]", "method=rkd")
+    run = compose(f"task.dataset={tmp_path / 'data'}", "task.example_weight=w", *options)
+    stage = resolve(run.stages, run.stage, run.runtime.precision)
+    (line,) = example_lines(stage, Pipeline(Store(run.store.dir), run.runtime).inputs)
+    assert "weights of w, 0 to 2, as 3 of 4 examples with equal weights ((sum w)^2 / sum w^2)" in line.text
+    assert line.details["effective"] == pytest.approx(16 / 6)

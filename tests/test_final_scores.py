@@ -14,7 +14,6 @@ from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.report.scores import scores_on_tests, scores_on_validation
 from distill_runner.tasks import make_task
@@ -65,13 +64,8 @@ def test_a_split_named_test_is_found_in_the_folder(data: Path, compose: Compose)
 
 def test_examples_that_are_used_before_are_no_test_split(data: Path) -> None:
     """A score on examples that selected the epoch is no test score."""
-    fields: dict[str, Any] = {
-        "name": "own",
-        "dataset": str(data),
-        "metrics": ["accuracy"],
-        "max_length": 9,
-        "epochs": 1,
-    }
+    fields: dict[str, Any] = {"name": "own", "dataset": str(data), "metrics": ["accuracy"], "epochs": 1}
+    fields["max_length"] = 9
     for split, other in (("validation", "validation"), ("train[:50%]", "train[25%:75%]"), ("test[:5]", "test[4:]")):
         with pytest.raises(UserError, match=r"task\.test\.final=.*has rows of task\.validation\.dev"):
             make_task(**fields, train="train[75%:]", validation={"dev": other}, test={"final": split})
@@ -203,31 +197,22 @@ def questions(folder: Path) -> tuple[Path, list[str]]:
     return folder, [*options, "task.metrics=[f1,exact_match]", "+task.windowing.tokens=16"]
 
 
-def added_split(folder: Path) -> None:
-    """The validation split once more, as a test split."""
-    (file,) = folder.glob("validation.*")
-    shutil.copy(file, file.with_stem("test"))
-
-
-def scored(config: RunConfig) -> tuple[Run, dict[str, Any], dict[str, Any]]:
-    """A run that was built, with its scores on the validation and on the test split."""
-    run = Run(config)
-    run.pipeline.build(run.stage)
-    test = scores_on_tests(config, run.stage, run.pipeline)
-    assert test is not None
-    return run, scores_on_validation(config, run.stage, run.pipeline), test
-
-
 @pytest.mark.parametrize("of_type", [classification, regression, multilabel, questions])
 def test_a_copy_of_the_validation_split_has_its_score(
     tmp_path: Path, compose: Compose, of_type: Callable[[Path], tuple[Path, list[str]]]
 ) -> None:
     """Of every type of task, of a student and of its teacher: the same examples, the same number."""
     folder, options = of_type(tmp_path / "own")
-    added_split(folder)
+    (file,) = folder.glob("validation.*")
+    shutil.copy(file, file.with_stem("test"))
     columns = [] if of_type is questions else ["task.columns=[text]"]
     overrides = ["method=rkd", f"task.dataset={folder}", *columns, *options, "task.epochs=2", "task.max_length=48"]
-    run, validation, test = scored(compose(*overrides))
+    config = compose(*overrides)
+    run = Run(config)
+    run.pipeline.build(run.stage)
+    test = scores_on_tests(config, run.stage, run.pipeline)
+    validation = scores_on_validation(config, run.stage, run.pipeline)
+    assert test is not None
     assert run.stage.config.task is not None
     for metric in run.stage.config.task.metrics:
         assert test["metrics"][metric] == pytest.approx(validation["metrics"][metric], abs=1e-12)

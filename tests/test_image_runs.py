@@ -31,13 +31,8 @@ from helpers.command import distill_run
 Compose = Callable[..., RunConfig]
 CLASSES = ("blue", "green", "red")
 SMALL = ("task=custom_images", "teacher=resnet", "student=resnet8", "optim=cifar")
-SIZES = (
-    "teacher.depth=8",
-    "optim.batch_size=16",
-    "optim.epochs=2",
-    "teacher.optim.batch_size=16",
-    "teacher.optim.epochs=2",
-)
+SIZES = ("teacher.depth=8", "optim.batch_size=16", "optim.epochs=2")
+SIZES += ("teacher.optim.batch_size=16", "teacher.optim.epochs=2")
 
 
 class Run:
@@ -82,15 +77,8 @@ def some_images(folder: Path, place: Path) -> Path:
 def test_a_folder_of_images_becomes_a_student_by_one_command(
     images_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = distill_run(
-        tmp_path,
-        *SMALL,
-        "method=vanilla",
-        f"task.dataset={images_folder}",
-        *SIZES,
-        "runtime.device=cpu",
-        f"store.dir={tmp_path}",
-    )
+    where = (f"task.dataset={images_folder}", "runtime.device=cpu", f"store.dir={tmp_path}")
+    ended = distill_run(tmp_path, *SMALL, "method=vanilla", *SIZES, *where)
     assert ended.code == 0, ended.err
     (result_file,) = tmp_path.glob("outputs/runs/*/result.json")
     result = json.loads(result_file.read_text())

@@ -171,15 +171,9 @@ def test_a_file_becomes_a_student_that_names_its_labels(
     monkeypatch.chdir(tmp_path)
     flags(tmp_path / "d.csv")
     how = ["task=custom", "task.dataset=d.csv", "task.type=multilabel", "task.label=[food,price,service]"]
-    how += [
-        "task.split_off=0.25",
-        "task.max_length=32",
-        "optim.epochs=1",
-        "teacher.optim.epochs=1",
-        "optim.batch_size=8",
-    ]
-    model = ["teacher=base", f"teacher.source={tiny_bert_folder}", "student.num_layers=2", "runtime.device=cpu"]
-    ended = distill_run(tmp_path, *how, *model, "method=rkd")
+    how += ["task.split_off=0.25", "task.max_length=32", "optim.epochs=1", "teacher.optim.epochs=1"]
+    model = ["teacher=base", f"teacher.source={tiny_bert_folder}", "student.num_layers=2", "optim.batch_size=8"]
+    ended = distill_run(tmp_path, *how, *model, "method=rkd", "runtime.device=cpu")
     assert ended.code == 0, ended.err
     folder = next((tmp_path / "outputs" / "runs").iterdir())
     result = json.loads((folder / "result.json").read_text())

@@ -32,24 +32,6 @@ def table(path: Path, rows: list[tuple[str, str]], head: tuple[str, ...] = ("tex
     return path
 
 
-def saved(folder: Path) -> Path:
-    import datasets
-
-    parts = {"train": ROWS[:30], "validation": ROWS[30:]}
-    features = datasets.Features(
-        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])}
-    )
-    datasets.DatasetDict(
-        {
-            name: datasets.Dataset.from_dict(
-                {"text": [text for text, _ in rows], "label": [int(label == "good") for _, label in rows]}, features
-            )
-            for name, rows in parts.items()
-        }
-    ).save_to_disk(folder)
-    return folder
-
-
 def two_files(folder: Path, suffix: str = ".csv", **how: Any) -> Path:
     folder.mkdir()
     table(folder / f"train{suffix}", ROWS[:30], **how)
@@ -71,7 +53,6 @@ SHAPES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "tabs in .csv": (lambda place: two_files(place / "d", sep="\t"), {}),
     "TSV": (lambda place: two_files(place / "d", suffix=".tsv", sep="\t"), {}),
     "JSON lines with other names": (lambda place: lines(place / "d"), {}),
-    "save_to_disk": (lambda place: saved(place / "d"), {}),
     "one CSV file": (lambda place: table(place / "all.csv", ROWS), {"split_off": 0.25}),
     "one file in parts": (
         lambda place: table(place / "all.csv", ROWS),

@@ -27,7 +27,6 @@ from distill_runner.tasks import make_task
 from distill_runner.tasks.decoding import class_loss
 from distill_runner.tasks.scores import scores_line
 from helpers.columns import column_outputs
-from helpers.command import distill_run
 
 Compose = Callable[..., RunConfig]
 Columns = dict[str, Any]
@@ -143,7 +142,7 @@ ANSWERS = st.sampled_from([*CLASSES, "Good", "BAD", "very_good", "", "unclear", 
 
 @settings(max_examples=25)
 @given(st.integers(1, 4).flatmap(lambda k: st.lists(st.lists(ANSWERS, min_size=k, max_size=k), min_size=1, max_size=8)))
-def test_answers_become_softmax(rows: list[list[str]]) -> None:
+def test_answers_become_shares(rows: list[list[str]]) -> None:
     """Of several samples, in any spelling; rows without any are left out, and counted."""
     rows = [["good"] * len(rows[0]), *rows]
     columns = [f"sample {number}" for number in range(len(rows[0]))]
@@ -434,29 +433,3 @@ def test_missing_scores_of_an_ordinary_teacher_are_refused(
 
 def prepared(run: RunConfig) -> tuple[Any, Pipeline]:
     return resolve(run.stages, "student", "fp32"), Pipeline(Store(run.store.dir), run.runtime)
-
-
-def test_the_command_tells_what_it_took(tmp_path: Path, tiny_bert_folder: Path) -> None:
-    train: Columns = {"text": texts(12), "p_bad": [0.9, 0.2, ""] * 4, "p_good": [0.1, 0.8, ""] * 4}
-    save(tmp_path / "tickets", train=train, validation=GOLD | {"p_bad": [1, 0, 0, 1], "p_good": [0, 1, 1, 0]})
-    ended = distill_run(
-        tmp_path,
-        "task=custom",
-        "task.dataset=tickets",
-        "task.probabilities=[p_bad,p_good]",
-        "task.max_length=16",
-        "teacher=labels",
-        "method=kd",
-        "student=truncated",
-        "student.num_layers=2",
-        f"teacher.source={tiny_bert_folder}",
-        "optim.epochs=1",
-        "store.dir=store",
-        "runtime.device=cpu",
-    )
-    assert ended.code == 0, ended.err
-    said = ended.out + ended.err
-    assert "scores   p_bad, p_good = bad, good: 8 rows; 4 of 12 rows without a score left out" in said
-    assert "validation: accuracy 100.0, ece 0.0; 100 % right of 4 with 99 to 100 %" in said.replace(
-        ", 100 %", "; 100 %"
-    )
