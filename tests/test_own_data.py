@@ -13,7 +13,7 @@ import pytest
 from distill_runner.api import compose
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart
-from distill_runner.datasets.readers.dataset import SplitSlice, parse_split, splits_overlap
+from distill_runner.datasets.readers.dataset import splits_overlap
 from distill_runner.tasks import make_task
 
 TEXTS = [f"text number {number}" for number in range(40)]
@@ -146,15 +146,6 @@ def test_nothing_is_judged_on_what_it_was_trained_on(tmp_path: Path, train: str,
     if shared:
         with pytest.raises(UserError, match=r"the model would be evaluated on training examples\n.*task.split_off=0.1"):
             task(tmp_path, train=train, validation={"validation": other})
-
-
-def test_parts_are_those_of_datasets() -> None:
-    assert parse_split("train[10%:20%]")[1] == SplitSlice("10%", "20%")
-    assert parse_split("train") == ("train", None)
-    np.testing.assert_array_equal(SplitSlice("", "25%").rows(8), [0, 1])
-    np.testing.assert_array_equal(SplitSlice("6", "").rows(8), [6, 7])
-    parts = [SplitSlice("", "70%", "~").rows(10), SplitSlice("70%", "", "~").rows(10)]
-    assert sorted(np.concatenate(parts).tolist()) == list(range(10))
 
 
 def test_what_cannot_be_found_is_told(tmp_path: Path) -> None:

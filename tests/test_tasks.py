@@ -144,20 +144,6 @@ def test_resolve_infers_names(tmp_path: Path, values: list[Any], names: list[str
     assert make(tmp_path, labels=None).resolved().labels == expected
 
 
-def test_resolve_leaves_what_is_settled_alone() -> None:
-    task, scores = shipped("rte"), shipped("stsb")
-    assert task.resolved() is task
-    assert scores.resolved() is scores
-
-
-def test_regression(tmp_path: Path) -> None:
-    write(tmp_path / "train.csv", {"sentence": ["a", "b"], "label": [-1, 2.5]})
-    labels = make(tmp_path, type="regression", labels=None, metrics=["pearson"]).examples("train").labels
-    assert labels is not None
-    assert labels.dtype == np.float32
-    assert labels.tolist() == [-1, 2.5]
-
-
 def test_a_test_split_may_lack_labels(tmp_path: Path) -> None:
     write(tmp_path / "test.parquet", {"sentence": ["a", "b"], "label": [-1, -1]}, ["bad", "good"])
     write(tmp_path / "blind.jsonl", {"sentence": ["a", "b"]})
