@@ -1,7 +1,6 @@
 """The account of what a run read: its lines by hand, its warnings, and where they are printed and stored."""
 
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,16 +81,6 @@ def test_rows_of_a_slice_are_counted(tmp_path: Path, compose: Compose) -> None:
     folder = save(tmp_path / "d", train=ROWS)
     text = lines_of(compose, folder, "task.split_off=0.25")["data"].text
     assert text.startswith("train.csv 60 rows: 45 for train, 15 for validation; text = text; label = label (no 22,")
-
-
-def test_columns_that_are_not_read_are_named(tmp_path: Path, compose: Compose) -> None:
-    """Who has a column of texts under another name would otherwise not see that it is left out."""
-    folder = tmp_path / "d"
-    folder.mkdir()
-    for split in ("train", "validation"):
-        content = [json.dumps({"id": n, "text": text, "label": label, "n": 2}) for n, (text, label) in enumerate(ROWS)]
-        (folder / f"{split}.jsonl").write_text("\n".join(content))
-    assert lines_of(compose, folder)["data"].text.endswith("; not read: id, n")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from distill_runner.datasets import metrics as own
 from distill_runner.datasets.evaluate_metrics import answer_items, as_items, external_metric, hub_name, is_external
 from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.questions.task import QuestionsTask
-from distill_runner.tasks.regression import RegressionTask
 
 RNG = np.random.default_rng(0)
 OUTPUTS, LABELS = RNG.normal(size=(150, 3)), RNG.integers(0, 3, 150)
@@ -186,12 +185,6 @@ def test_a_metric_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "m" / "m.py").write_text("import no_such_package\n")
     with pytest.raises(UserError, match="pip install no_such_package"):
         classification(lacking)
-
-
-def test_lower_is_better_may_be_reported(tmp_path: Path) -> None:
-    name = module(tmp_path / "mse", "{'mse': mean_squared_error(references, predictions)}", "Value('float32')")
-    task = RegressionTask(**FIELDS | {"type": "regression", "columns": ["text"], "metrics": ["pearson", name]})
-    assert task.metrics[1] == name
 
 
 def test_code_that_selects_the_epoch_is_part_of_the_key(tmp_path: Path) -> None:

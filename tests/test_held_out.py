@@ -47,11 +47,6 @@ def test_scores_give_as_many_of_each_range() -> None:
     assert np.bincount(place[rows] // 100).tolist() == [10] * 10
 
 
-def test_the_same_examples_always() -> None:
-    labels = np.arange(60) % 2
-    assert held_out_rows(labels, 0.2).tolist() == held_out_rows(labels.copy(), 0.2).tolist()
-
-
 def built(run: RunConfig) -> tuple[Pipeline, Any, Path]:
     pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
     return pipeline, stage, pipeline.build(stage)
