@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 
 from distill_runner.common import hub as hub_requests
 from distill_runner.common.errors import UserError, format_list
@@ -45,9 +44,7 @@ def make(dataset: Path | str, **fields: Any) -> Any:
 
 def shipped(name: str, *overrides: str) -> Any:
     """conf/task/<name>.yaml with overrides of the command line."""
-    with initialize_config_dir(str(CONF / "task"), version_base="1.3"):
-        settings = compose(name, [override.replace("task.", "") for override in overrides])
-    return make_task(**shipped_task(name, settings))
+    return make_task(**shipped_task(name, overrides))
 
 
 def write(file: Path, columns: dict[str, list[Any]], names: list[str] | None = None) -> Path:
