@@ -15,8 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-SOURCES = ("methods", "models", "training", "tasks", "datasets", "common/seeds.py")
-SOURCES += ("pipeline/build.py", "pipeline/inputs.py", "pipeline/stages.py", "pipeline/targets.py")
+SOURCES = (
+    *("methods", "models", "training", "tasks", "datasets", "common/seeds.py"),
+    *("pipeline/build.py", "pipeline/inputs.py", "pipeline/stages.py", "pipeline/targets.py"),
+)
 """Packages and modules that compute stages, or say what determines them."""
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).with_name("code_version.json")

@@ -99,9 +99,10 @@ class _Resolver:
             model_source = resolve_source(model.source)
         tokenizer = _tokenizer(config, source, model_source)
         if model.source is None and tokenizer is not None:
-            known = isinstance(tokenizer, ModelSource)
-            padding = tokenizer.tokenizer_traits.padding_id if known else SPECIAL_TOKENS.index("[PAD]")
-            model = with_padding(model, tokenizer.name if known else CORPUS, padding)
+            if isinstance(tokenizer, ModelSource):
+                model = with_padding(model, tokenizer.name, tokenizer.tokenizer_traits.padding_id)
+            else:
+                model = with_padding(model, CORPUS, SPECIAL_TOKENS.index("[PAD]"))
             config = config.model_copy(update={"model": model})
         shape = _shape(config, source, model_source)
         if model.source is not None and isinstance(tokenizer, ModelSource):
