@@ -22,10 +22,9 @@ from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.sources import read_shape
 from distill_runner.pipeline.account import account_of_run, label_lines
-from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.build import Pipeline, teacher_targets, teacher_temperature
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from distill_runner.pipeline.targets import teacher_targets, teacher_temperature
 from distill_runner.tasks import make_task
 from distill_runner.tasks.decoding import class_loss
 from helpers.classifiers import save_classifier

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,32 @@ from distill_runner.pipeline.planning import METRICS, missing_caches
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store, link_tree, remove
-from distill_runner.pipeline.targets import column_outputs, teacher_targets
+from distill_runner.pipeline.targets import (
+    cache_bytes,
+    cached_share,
+    choose_cache,
+    column_outputs,
+    live_reason,
+    targets_spec,
+    usable_cache,
+    with_teacher_tokenizer,
+)
+from distill_runner.tasks.decoding import fitted_temperature
 from distill_runner.training.config import Runtime
-from distill_runner.training.data import Data
+from distill_runner.training.data import Data, select_share
 from distill_runner.training.devices import Device
 from distill_runner.training.history import Log
 from distill_runner.training.processes import ProcessGroup, current_group
-from distill_runner.training.teachers import TeacherTargets
+from distill_runner.training.teachers import (
+    CachedTargets,
+    CheckpointTargets,
+    LiveTargets,
+    MeanTargets,
+    NoTeacher,
+    RoundedTargets,
+    ScaledTargets,
+    TeacherTargets,
+)
 from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
 
 log = logging.getLogger(__name__)
@@ -283,3 +302,97 @@ def _join_training(
     pipeline = Pipeline(Store(store), runtime)
     data, targets = pipeline.inputs.data(stage), teacher_targets(stage, pipeline)
     fit(pipeline.training(stage, data, targets, folder, current_group(), pause_after, no_report(stage.name)))
+
+
+def decide_cached(stage: Stage, builder: Pipeline) -> tuple[bool, str]:
+    """Return whether the outputs of the stage's teacher are read from a cache, and the reason."""
+    mode, store = builder.runtime.targets, builder.store
+    if reason := live_reason(stage, mode):
+        return False, f"live ({reason})"
+    assert stage.teacher is not None
+    if stage.teacher.has_columns:
+        return True, "read from columns of the data"
+    new = [spec for number in stage.teacher_checkpoints if not store.has(spec := usable_cache(stage, number, store))]
+    split, share = builder.inputs.split(stage, stage.train_split).teacher_inputs, cached_share(stage)
+    size = cache_bytes(stage.teacher_needs, stage.teacher.shape, split, len(new), stage.teacher_outputs, share)
+    return choose_cache(mode, size, store.folder)
+
+
+def teacher_targets(stage: Stage, builder: Pipeline) -> TeacherTargets:
+    """Return the outputs of the stage's teacher, cached or live, whichever fits; both give the same numbers."""
+    if stage.teacher is None:
+        return NoTeacher()
+    cached, reason = decide_cached(stage, builder)
+    log.info("stage %s: teacher targets %s", stage.name, reason)
+    teacher = _Teacher(stage, stage.teacher, builder)
+    open_targets: Callable[[int | None], TeacherTargets]
+    if cached:
+        caches = {checkpoint: teacher.from_cache(checkpoint) for checkpoint in stage.teacher_checkpoints}
+        open_targets = caches.__getitem__
+    else:
+        teacher.folder()  # built now, not between two steps of training
+        rounded = stage.teacher_outputs == "float16"
+        open_targets = (lambda checkpoint: RoundedTargets(teacher.live(checkpoint))) if rounded else teacher.live
+    if stage.route:
+        return CheckpointTargets(stage.route, open_targets)
+    if not stage.config.calibrate_teacher:
+        return open_targets(None)
+    temperature = teacher_temperature(stage, builder)
+    log.info("stage %s: teacher logits divided by %.4g, fitted on the validation split", stage.name, temperature)
+    return ScaledTargets(open_targets(None), temperature)
+
+
+def teacher_temperature(stage: Stage, builder: Pipeline) -> float:
+    """Return the temperature that fits the teacher's logits to the labels of the first validation split best.
+
+    The teacher is built first if it is missing.
+    """
+    task, teacher = stage.config.task, stage.teacher
+    assert task is not None
+    assert teacher is not None
+    name, split = next(iter(task.validation.items()))
+    outputs = np.load(builder.build(teacher) / PREDICTIONS.format(name)).astype(np.float64)
+    labels = np.asarray(builder.inputs.split(teacher.members[0] if teacher.members else teacher, split).labels)
+    return fitted_temperature(outputs, labels)
+
+
+class _Teacher:
+    """Outputs of a stage's teacher, or of one of its checkpoints."""
+
+    def __init__(self, stage: Stage, teacher: Stage, builder: Pipeline) -> None:
+        self.stage, self.teacher, self.builder = stage, teacher, builder
+        self.needs = stage.teacher_needs
+        self.folder = cache(lambda: (builder.checkpoints if stage.route else builder.build)(teacher))
+        """Returns the folder of the teacher, which is built first if it is missing."""
+
+    def live(self, checkpoint: int | None) -> LiveTargets | MeanTargets:
+        if self.teacher.members:
+            folders = ((member, self.builder.build(member) / "model") for member in self.teacher.members)
+            return MeanTargets([self._live_model(*member) for member in folders], self.teacher.ensemble_mean)
+        if checkpoint == 0:
+            return self._live_model(self.teacher, None)
+        name = "model" if checkpoint is None else EPOCH.format(checkpoint)
+        return self._live_model(self.teacher, self.folder() / name)
+
+    def _live_model(self, model: Stage, folder: Path | None) -> LiveTargets:
+        """Return the live outputs of ``model`` as saved in ``folder``; before its first epoch if ``folder`` is None."""
+        split = self.builder.inputs.split(with_teacher_tokenizer(self.stage, model), self.stage.train_split)
+        network = load_model(folder, self.stage.head) if folder else self.builder.untrained(model)
+        return LiveTargets(network, split, self.needs, self.builder.device)
+
+    def from_cache(self, checkpoint: int | None) -> CachedTargets:
+        store, own = self.builder.store, targets_spec(self.stage, checkpoint)
+        usable = usable_cache(self.stage, checkpoint, store)
+        folder = store.find(usable) if usable != own else None  # a larger cache may be damaged, or just deleted
+        folder = folder or store.get(own, partial(self._write, checkpoint=checkpoint))
+        return CachedTargets(folder, self.builder.device, self.needs)
+
+    def _write(self, folder: Path, checkpoint: int | None) -> None:
+        if self.teacher.has_columns:
+            logits = column_outputs(self.stage)
+            np.save(folder / "logits.npy", np.tile(logits, (self.stage.views or 1, 1)))
+        else:
+            teacher, share = self.live(checkpoint), cached_share(self.stage)
+            split = teacher.split
+            examples = split.teacher_numbers(select_share(len(split), share)) if share < 1 else None
+            CachedTargets.write(folder, teacher, self.stage.teacher_outputs, examples)

@@ -68,17 +68,13 @@ class _Resolver:
     def _predictions(self, name: str, config: StageConfig, predictions: PredictionSource) -> Stage:
         """Return a stage of predictions. The members of an ensemble are the stage itself with different sources."""
         task = config.task
-        if task is None:
-            problem = "its predictions are for a task's examples, but the stage has a corpus"
-            raise UserError("teacher", predictions.type, problem)
+        if task is None or (predictions.type == "labels" and not isinstance(task, TextTask)):
+            problem = "predicts the examples of a task, of a type that may have columns of scores"
+            raise UserError("teacher", predictions.type, problem, "Take a model as the teacher, such as teacher=base.")
         if predictions.type == "labels":
-            if not isinstance(task, TextTask):
-                problem = f"tasks of type {task.type} have no columns of scores"
-                raise UserError("teacher", "labels", problem, "Take a model as the teacher, such as teacher=base.")
+            assert isinstance(task, TextTask)
             if not task.prediction_columns:
-                remedy = (
-                    "task.probabilities=[p_no,p_yes] or task.logits, a column per class; or task.answers=[<column>]"
-                )
+                remedy = "task.probabilities=[p_no,p_yes], task.logits, a column per class; or task.answers=[<column>]"
                 raise UserError("task.probabilities", None, "teacher=labels needs columns with its predictions", remedy)
             return Stage(name, config, EncoderShape(0, 0, 0, task.head.num_labels, 0, "labels"), self.precision)
         members = []
@@ -119,15 +115,10 @@ class _Resolver:
             stage = _with_teacher(stage, self.resolve(config.teacher, ".teacher", config.teacher, (*heirs, name)))
         if model.vocabulary != TRIM:
             return stage
-        if isinstance(stage.tokenizer, ModelSource):
-            return replace(stage, tokenizer=TrimmedTokenizer(stage))
-        problem, remedy = "the stage that it continues has a trimmed vocabulary already", "Leave it out."
-        if stage.tokenizer is None:
-            problem = "this model reads no text"
-        elif stage.tokenizer == CORPUS:
-            problem = "the vocabulary is trained on the corpus, so that it has no tokens to remove"
-            remedy = "Set its size instead: corpus.vocab_size."
-        raise UserError(VOCABULARY, TRIM, problem, remedy)
+        if not isinstance(stage.tokenizer, ModelSource):
+            problem = "the model has a trimmed vocabulary already, or none of a pre-trained tokenizer"
+            raise UserError(VOCABULARY, TRIM, problem, "Leave it out.")
+        return replace(stage, tokenizer=TrimmedTokenizer(stage))
 
 
 # Models and tokenizers
@@ -249,8 +240,6 @@ def _require_labels(stage: Stage) -> None:
         remedy = "corpus.examples=pairs, or pretraining=mlm for a method without next sentence prediction."
         raise UserError("corpus.examples", corpus.examples, "this method reads pairs of sentences", remedy)
     assert task is not None
-    if "labels" not in missing:
-        raise UserError(".method", None, f"needs {', '.join(missing)}, which the task's examples do not have")
     problem = f"split '{task.train}' has no gold labels, but this method reads them"
     remedy = "Learn from predictions alone: method=kd, or method=rkd loss.eta=1."
     raise UserError("task.label", format_list(task.label_columns), problem, remedy)
@@ -295,9 +284,15 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
         config.method.check_epochs(config.optim.epochs)
     stage = replace(stage, description=description)
     _require_readable(stage, teacher)
-    if config.calibrate_teacher and (reason := _calibration_problem(stage, teacher)):
+    task = config.task
+    if config.calibrate_teacher and not (
+        (task is not None and task.has_classes and not task.has_token_outputs)
+        and (task.data_summary.get("gold") != "none" and description.teacher_needs.logits)
+        and not (teacher.has_columns or config.route)
+    ):
+        problem = "needs classes with gold labels, and a trained model as the teacher, whose logits the method reads"
         remedy = "Leave it out. Scores in columns: task.calibrate=true."
-        raise UserError(".calibrate_teacher", True, reason, remedy)
+        raise UserError(".calibrate_teacher", True, problem, remedy)
     tokenizer = stage.tokenizer
     if predictions is None and (
         teacher.tokenizer_spec == stage.tokenizer_spec or _serves(teacher.tokenizer, stage.tokenizer)
@@ -336,20 +331,6 @@ def _require_readable(stage: Stage, teacher: Stage) -> None:
         problem = "its predictions are for a task's examples, but the stage reads the text of a corpus"
         remedy = "Learn from its relations or layers, or from inputs of a task."
         raise UserError("teacher", teacher.name, problem, remedy)
-
-
-def _calibration_problem(stage: Stage, teacher: Stage) -> str | None:
-    """Return why no temperature can be fitted to the teacher's logits for the stage; None if one can."""
-    task = stage.config.task
-    if task is None or not task.has_classes or task.has_token_outputs:
-        return "needs a task with classes"
-    if task.data_summary.get("gold") == "none":
-        return "needs a validation split with gold labels"
-    if teacher.has_columns:
-        return "fits a model's logits, but this teacher is known by columns of the data"
-    if not stage.teacher_needs.logits:
-        return "divides logits of the teacher, which this method does not read"
-    return "fits the trained teacher, but the student follows its checkpoints" if stage.config.route else None
 
 
 def _require_same_vocabulary(teacher: Stage, student: Stage) -> None:

@@ -28,12 +28,12 @@ from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
-from distill_runner.pipeline.build import Pipeline, no_report
+from distill_runner.pipeline.build import Pipeline, decide_cached, no_report
 from distill_runner.pipeline.code_version import code_version
 from distill_runner.pipeline.planning import position_warnings, stage_summary, stages_to_build
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import SCHEMA, Store, key_of
-from distill_runner.pipeline.targets import cache_bytes, cached_share, decide_cached, usable_cache
+from distill_runner.pipeline.targets import cache_bytes, cached_share, usable_cache
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.remaining import has_ended, is_built, missing_stages, summary
 from distill_runner.training.config import Runtime
