@@ -55,7 +55,7 @@ class Missing:
 def missing_stages(points: Sequence[GridPoint]) -> list[Missing]:
     """Return the missing stages that ``points`` need, each after the missing stages that it needs itself."""
     by_key: dict[str, Missing] = {}
-    lookups: dict[tuple[Path, str], list[Stage]] = {}
+    lookups: dict[tuple[Path, str], bool] = {}
     for point in points:
         for stage in _missing_upstream(point, point.stage, lookups) if point.stage else []:
             missing = by_key.setdefault(stage.key, Missing(stage, point))
@@ -65,21 +65,21 @@ def missing_stages(points: Sequence[GridPoint]) -> list[Missing]:
     return list(by_key.values())
 
 
-def _missing_upstream(point: GridPoint, stage: Stage, lookups: dict[tuple[Path, str], list[Stage]]) -> list[Stage]:
+def _missing_upstream(point: GridPoint, stage: Stage, lookups: dict[tuple[Path, str], bool]) -> list[Stage]:
     """Return the missing stages that ``stage`` needs. The needs of a stage in the store are not followed.
 
     Args:
-        lookups: missing stages among a stage and its needs, by store and key, so that each is looked for once.
+        lookups: whether a stage is in the store, by store and key, so that each is looked for once.
     """
     assert point.run is not None
     stages: dict[str, Stage] = {}
     for upstream in stage.upstream:
-        if upstream.key not in stages:
-            name = (point.run.store.dir, upstream.key)
-            if name not in lookups:
-                built = is_built(point, upstream)
-                lookups[name] = [] if built else [*_missing_upstream(point, upstream, lookups), upstream]
-            stages |= {missing.key: missing for missing in lookups[name]}
+        name = (point.run.store.dir, upstream.key)
+        if name not in lookups:
+            lookups[name] = is_built(point, upstream)
+        if not lookups[name] and upstream.key not in stages:
+            needs = _missing_upstream(point, upstream, lookups)
+            stages |= {missing.key: missing for missing in [*needs, upstream]}
     return list(stages.values())
 
 
