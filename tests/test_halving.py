@@ -44,7 +44,7 @@ def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[se
                 points[of].folder, "done" if done == epochs else "paused", {**points[of].names, **scored}
             )
 
-    cells = by_cell(list(points.values())).values()
+    cells = by_cell(points.values())
     train([point.overrides for point in halve(cells, list(points.values()), train, 3)])
     (row,) = tabulate(point.result() for point in points.values()).rows
     (report,) = (halving_report(cell, 3) for cell in cells)

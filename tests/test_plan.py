@@ -1,94 +1,94 @@
-"""``plan=true``: how seconds are measured, kept, and shown on a busy machine."""
+"""``plan=true``: from where the seconds and bytes of a plan come."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping import plan
-from distill_runner.training.config import Runtime
 from helpers.small_runs import Compose
 
 
-@dataclass
-class Clock:
-    """Clocks of a machine on which a process gets one of ``share`` parts of a CPU."""
-
-    share: float
-    cpu: float = 0.0
-
-    def call(self, seconds: float) -> None:
-        self.cpu += seconds
-
-    def thread_time(self) -> float:
-        return self.cpu
-
-    def perf_counter(self) -> float:
-        self.cpu += 1e-6  # so that a loop that waits for a time ends
-        return self.cpu / self.share
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(share=1.0)
-    monkeypatch.setattr(plan, "time", clock)
-    return clock
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
+    """The stages that are measured; the multiplications of a token take a second in all."""
+    stages: list[Stage] = []
 
-
-@pytest.mark.parametrize("share", [1.0, 0.1])
-def test_other_processes_do_not_change_the_estimate(share: float, clock: Clock) -> None:
-    """A plan once said 148 hours for one, since it was made beside a running sweep."""
-    clock.share = share
-    seconds = plan._mean_seconds(clock.call, [0.01, 0.03], torch.device("cpu"))
-    assert seconds == pytest.approx(0.02, rel=1e-3)
-
-
-def test_one_slow_call_does_not_count(clock: Clock) -> None:
-    """The kernel of a new shape is compiled at its first call, or a page of memory is fetched from disk."""
-    durations = iter([1.0, 0.01, 0.7, 0.01, 0.01, 0.01, 0.01])
-    assert plan._mean_seconds(lambda _: clock.call(next(durations)), [None], torch.device("cpu")) == pytest.approx(0.01)
-
-
-def test_a_measurement_ends_in_time(clock: Clock) -> None:
-    """An update of a large model takes a minute: nobody plans for half an hour."""
-    assert plan._mean_seconds(clock.call, [60.0, 80.0, 100.0], torch.device("cpu")) == pytest.approx(60)
-    assert clock.cpu == pytest.approx(120)  # a warm-up and one call
-
-
-@pytest.mark.parametrize(
-    ("share", "seconds", "text"),
-    [(1.0, 600, ""), (0.5, 600, " on a free machine, about 20 min with the 50% of a CPU"), (0.5, 0, "")],
-)
-def test_a_busy_machine_is_named(share: float, seconds: float, text: str, clock: Clock, tmp_path: Path) -> None:
-    clock.share = share
-    pipeline = Pipeline(Store(tmp_path), Runtime(device="cpu"))
-    shown = plan._now(seconds, pipeline)
-    assert shown.startswith(text)
-    assert bool(shown) == bool(text)
-
-
-def test_a_second_plan_measures_nothing(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan of ten students takes as long as training one, and is repeated at each change of the grid."""
-    measured: list[Stage] = []
-
-    def measure(_self: object, stage: Stage) -> plan._Speed:
-        measured.append(stage)
-        return plan._Speed(0.25, 0.5, 1000)
+    def measure(_self: object, stage: Stage) -> float:
+        stages.append(stage)
+        return 1 / plan.products(stage.shape)
 
     monkeypatch.setattr(plan.Estimator, "_measure", measure)
-    run = compose("method=rkd", f"store.dir={tmp_path}")
-    stage = resolve(run.stages, "student", "fp32")
+    return stages
 
-    def speed() -> plan._Speed:
-        return plan.Estimator(Pipeline(Store(tmp_path), run.runtime))._speed(stage)
 
-    assert speed() == speed() == plan._Speed(0.25, 0.5, 1000)
-    assert len(measured) == 1
-    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
-    speed()
+def estimator(run: RunConfig) -> plan.Estimator:
+    return plan.Estimator(Pipeline(Store(run.store.dir), run.runtime))
+
+
+def student(run: RunConfig) -> Stage:
+    return resolve(run.stages, "student", "fp32")
+
+
+def test_all_costs_follow_from_one_measurement(compose: Compose, tmp_path: Path, measured: list[Stage]) -> None:
+    """Updates take a second a token of the student, teachers and evaluations a third of their multiplications."""
+    run = compose("method=vanilla", "student.num_layers=2", f"store.dir={tmp_path}")
+    stage, costs = student(run), estimator(run)
+    assert stage.teacher is not None
+    data = costs.pipeline.inputs.data(stage)
+    length, twice = float(data.lengths.mean()), stage.teacher.shape.num_layers / stage.shape.num_layers
+    updates = stage.config.optim.num_steps(-(-len(data) // stage.config.optim.batch_size))
+    own = length * (updates * stage.config.optim.batch_size + 2 * data.num_evaluated / 3)
+    outputs = length * len(data) * twice / 3
+    first, second = costs.cost(stage), costs.cost(student(compose("method=vanilla", "student.num_layers=2", "seed=9")))
+    assert first.seconds == pytest.approx(plan.START_SECONDS + own + outputs)
+    assert second.seconds == pytest.approx(plan.START_SECONDS + own), "the cached outputs are shared"
+    assert first.bytes - second.bytes == len(data) * 2 * 4
+    live = estimator(compose("method=vanilla", "student.num_layers=2", "runtime.targets=live")).cost(stage).seconds
+    assert live == pytest.approx(
+        plan.START_SECONDS + own + length * updates * stage.config.optim.batch_size * twice / 3
+    )
     assert len(measured) == 2
+
+
+def test_checkpoints_that_a_student_follows_are_counted(
+    compose: Compose, tmp_path: Path, measured: list[Stage]
+) -> None:
+    run = compose("method=rco", f"store.dir={tmp_path}")
+    stage, plain = student(run), student(compose("method=vanilla", f"store.dir={tmp_path}"))
+    assert stage.teacher is not None
+    assert plain.teacher is not None
+    assert estimator(run).cost(stage.teacher).bytes == 2 * estimator(run).cost(plain.teacher).bytes
+    assert estimator(run).cost(stage).bytes > estimator(run).cost(plain).bytes
+
+
+def test_runs_in_the_store_tell_the_time_of_others_like_them(
+    compose: Compose, tmp_path: Path, measured: list[Stage]
+) -> None:
+    run = compose("method=nkd", "optim.lr=1e-4", f"store.dir={tmp_path}")
+    for seed, seconds in ((1, 10.0), (2, 20.0)):
+        metrics = {"wall_seconds": seconds, "conditions": {"compile": False, "num_processes": 1}}
+        Store(tmp_path).get(student(run).with_seed(seed).spec, lambda folder: write_json(folder / METRICS, metrics))  # noqa: B023
+    found = estimator(run)
+    assert found.cost(student(compose("method=nkd", "optim.lr=3e-4", "seed=7"))).seconds == 15
+    assert measured == []
+    assert found.cost(student(compose("method=nkd", "optim.epochs=7"))).seconds != 15
+    assert len(measured) == 1
+    other = plan.Estimator(Pipeline(Store(tmp_path), run.runtime.model_copy(update={"compile": True})))
+    assert other.cost(student(run)).seconds != 15
+
+
+@pytest.mark.parametrize("overrides", [("method=alp",), ("method=internal", "schedule=pid")])
+def test_a_few_updates_are_measured(
+    overrides: tuple[str, ...], compose: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = compose(*overrides, f"store.dir={tmp_path}")
+    with caplog.at_level("INFO", "distill_runner.methods.schedules"):
+        assert 0 < estimator(run)._measure(student(run)) < 1e-3
+    assert "finished after" not in caplog.text, "all layers are measured at once"

@@ -1,7 +1,6 @@
 """State of the whole process: each switch does what it says, and only two modules of ``common`` set one."""
 
 import ast
-import gc
 import os
 import signal
 import sys
@@ -81,15 +80,6 @@ def test_a_variable_is_as_before_after_the_context(monkeypatch: pytest.MonkeyPat
             raise KeyError
         assert os.environ["DISTILL_TEST"] == "1"
     assert "DISTILL_TEST" not in os.environ
-
-
-def test_garbage_is_collected_when_asked_for() -> None:
-    with process.manual_garbage_collection() as collect:
-        assert not gc.isenabled()
-        collect()
-        assert gc.get_freeze_count() > 0
-    assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
 
 
 def test_sigterm_interrupts_within_the_context() -> None:

@@ -15,12 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose import resolvers
-from distill_runner.compose.folders import config_folder
-from hydra_plugins.distill_runner_grid.grid import GridSweeper
 from hydra_plugins.distill_runner_ray import launcher
 
 Start = Callable[..., "Node"]
@@ -48,54 +44,38 @@ def test_a_cluster_that_is_not_there_is_told(made: launcher.RayLauncher, monkeyp
             made.launch([], 0)
 
 
-def test_points_of_a_cluster_share_targets_that_a_job_computes_first() -> None:
-    """``test_sweeps.py`` shows what ``run_grid`` does with the number, which is None for a cluster."""
-    resolvers.register()
-    found = {}
-    for name in ("basic", "ray"):
-        with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            config = compose("config", [f"hydra/launcher={name}"], return_hydra_config=True)
-        sweeper = GridSweeper.__new__(GridSweeper)
-        sweeper.config = config
-        found[name] = sweeper._local_workers()
-    assert found == {"basic": 1, "ray": None}
-
-
 class FakeRay:
-    """A cluster as far as it is asked: of two nodes, of which one is gone at the second look."""
+    """A cluster as far as it is asked: it runs what it is given, and loses tasks whose overrides name it."""
 
     exceptions = SimpleNamespace(RayError=RuntimeError)
 
-    def __init__(self) -> None:
-        self.looks = 0
+    def nodes(self) -> list[Any]:
+        return [{}, {}]
 
-    def nodes(self) -> list[dict[str, Any]]:
-        self.looks += 1
-        return [{"NodeID": name, "Alive": name == "a" or self.looks < 2, "Resources": {"CPU": 1}} for name in "ab"]
+    def put(self, value: Any) -> Any:
+        return value
 
-    def wait(self, tasks: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+    def remote(self, **_options: Any) -> Callable[..., Any]:
+        return lambda function: SimpleNamespace(remote=lambda shared, number, job: (number, job[0]))
+
+    def wait(self, tasks: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         return tasks[:1], tasks[1:]
 
-    def get(self, task: str) -> str:
-        if task == "lost":
+    def get(self, task: tuple[int, str]) -> tuple[int, str]:
+        if task[1] == "lost":
             raise RuntimeError("the node died\nand more")
-        if task == "silent":
-            raise RuntimeError
         return task
 
 
-def test_nodes_that_go_and_points_that_are_given_up_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    ray = FakeRay()
+def test_points_that_are_given_up_are_told(made: launcher.RayLauncher, caplog: pytest.LogCaptureFixture) -> None:
+    vars(made).update(_cluster=FakeRay(), hydra_context=None, config=None, task_function=None)
     caplog.set_level("INFO")
-    launcher._watch(ray, ["well", "lost"])
-    ended: list[Any] = [launcher._result(ray, task) for task in ("well", "lost", "silent")]
-    assert ended == ["well", None, None]
+    assert made.launch([["well"], ["lost"]], 3) == [(3, "well")]
     assert caplog.messages == [
+        "2 tasks for Ray on 2 nodes",
         "1 of 2 tasks have ended",
-        "node b has left: its points run again on other nodes, 1 remain",
         "2 of 2 tasks have ended",
         "a point was given up: the node died",
-        "a point was given up: RuntimeError",
     ]
 
 
@@ -175,7 +155,6 @@ def test_a_sweep_outlives_a_node(start: Start, tmp_path: Path, tiny_task_folder:
     second.kill()
     out, _ = going.communicate(timeout=SECONDS)
     assert going.returncode == 0, out
-    assert "first caching the teacher outputs that several points read" in out
     assert log.read_text().count("resuming after step") == 1
     expected, _ = alone.communicate(timeout=SECONDS)
     assert models(tmp_path / "on_nodes") == models(tmp_path / "undisturbed")

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A sweep of 1,500 trivial points on the cluster of slurm.sh, whose arrays have at most 1,001 jobs: one point is trained on
+# A sweep of 1,500 trivial points on the cluster of slurm.sh, in arrays of 1,000 jobs: one point is trained on
 # this machine, the others are queued, 50 are canceled, and the same command is repeated until nothing is left to queue.
 #
 #   tests/clusters/slurm.sh FOLDER &      tests/clusters/many_points.sh FOLDER [POINTS]
@@ -15,10 +15,11 @@ from pathlib import Path
 
 folder, job = Path(sys.argv[1]), sys.argv[2]
 result = json.loads((folder / "first.json").read_text())
-while True:  # the status follows the submission of the array
-    for file in folder.glob("runs/*/status.json"):
-        if f'"job": "{job}"' in (text := file.read_text()):
-            status = {**json.loads(text), "status": "done"}
+while True:  # the name of the job follows the submission of the array
+    for named in folder.glob("runs/*/slurm_job"):
+        if named.read_text() == job:
+            file = named.with_name("status.json")
+            status = {**json.loads(file.read_text()), "status": "done"}
             (file.parent / "result.json").write_text(json.dumps({**result, **status}))
             part = file.with_suffix(".part")
             part.write_text(json.dumps(status))
@@ -48,7 +49,7 @@ last_array() { squeue --me -h -r -t pending -o %F | sort -n | tail -1; }
 sweep seed=0 >"$folder/one.txt" 2>&1
 cp "$runs"/*/result.json "$folder/first.json"
 queue first
-scancel "$(last_array)_[$((points % 1001 - 51))-$((points % 1001 - 2))]"
+scancel "$(last_array)_[$((points % 1000 - 51))-$((points % 1000 - 2))]"
 queue second
 while [ -n "$(squeue --me -h -t pending,running,completing -o %i)" ]; do sleep 5; done
 queue third

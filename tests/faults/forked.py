@@ -78,7 +78,8 @@ def _run(folder: Path, arguments: tuple[str, ...], prepare: Prepare | None) -> N
 
     os.setsid()
     os.chdir(folder)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server of forks ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server of forks ignores both
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = ["distill-run", *arguments]
     with (folder / "said.txt").open("w", buffering=1) as said, redirect_stdout(said), redirect_stderr(said):
         if prepare:

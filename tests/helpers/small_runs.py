@@ -71,7 +71,7 @@ def made_small(overrides: tuple[str, ...]) -> list[str]:
     return values
 
 
-def grid_of(fixed: Sequence[str], *varied: str) -> Grid:
+def grid_of(fixed: Sequence[str], *varied: str, students: Sequence[str] = ()) -> Grid:
     """The grid of a command: sweep and fixed values, and further values, of which the last of a key counts."""
     resolvers.register()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
@@ -79,4 +79,4 @@ def grid_of(fixed: Sequence[str], *varied: str) -> Grid:
         assert hydra is not None
         master = hydra.compose_config("config", [*fixed], RunMode.MULTIRUN, with_log_configuration=False)
         params = [f"{key}={value}" for key, value in master.hydra.sweeper.params.items()]
-        return expand(master, hydra.config_loader, [*params, *fixed, *varied], master.sweep.where)
+        return expand(master, hydra.config_loader, [*params, *fixed, *varied], master.sweep.where, students)

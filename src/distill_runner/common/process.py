@@ -6,7 +6,6 @@ Other modules call the functions below and never set such state themselves, whic
 
 import codecs
 import errno
-import gc
 import io
 import logging
 import multiprocessing
@@ -16,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -53,28 +52,6 @@ def import_from_working_folder() -> None:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-
-
-# Garbage collection
-
-
-@contextmanager
-def manual_garbage_collection() -> Iterator[Callable[[], None]]:
-    """Turn automatic garbage collection off, and yield a function that searches the objects made since its last call.
-
-    An automatic full collection searches all objects, so the time for a long list of objects would grow quadratically.
-    """
-
-    def collect() -> None:
-        gc.collect()
-        gc.freeze()
-
-    gc.disable()
-    try:
-        yield collect
-    finally:
-        gc.unfreeze()
-        gc.enable()
 
 
 # Standard output and error
@@ -230,6 +207,16 @@ def sigterm_as_interrupt() -> Iterator[None]:
     finally:
         with suppress(ValueError):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def ignored_sigterm() -> Iterator[None]:
+    """Ignore SIGTERM within the context, and in the programs that are started there, until they handle it."""
+    previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from math import isfinite
 from pathlib import Path
@@ -193,20 +193,20 @@ def plan_suffix(plan: Any) -> str:
     return f"-plan-{os.getpid()}" if plan is True else ""
 
 
-KEYS_READ: dict[Callable[..., Any], tuple[str, ...]] = {
-    beta: (),
-    choose: (),
-    count: (),
-    divide: (),
-    equal_weight: ("method.terms",),
-    multiply: (),
-    own_task_name: (),
-    phase_epochs: (),
-    plan_suffix: (),
-    recipe: ("recipe", "task.name", "method.name", "method.recipe"),
-    single_stage: (),
-}
-"""Resolvers, and the keys of the configuration that they read besides their arguments."""
+RESOLVERS = (
+    beta,
+    choose,
+    count,
+    divide,
+    equal_weight,
+    multiply,
+    own_task_name,
+    phase_epochs,
+    plan_suffix,
+    recipe,
+    single_stage,
+    run_key,
+)
 
 
 def register() -> None:
@@ -218,7 +218,7 @@ def register() -> None:
     for node in (open_options.stages, open_options.task.test):
         OmegaConf.set_struct(node, False)
     ConfigStore.instance().store(name="open_options", node=open_options)
-    for resolver in (*KEYS_READ, run_key):
+    for resolver in RESOLVERS:
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
 

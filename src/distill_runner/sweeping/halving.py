@@ -5,8 +5,7 @@ that is left out is paused, not lost: the same sweep without halving resumes it 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from statistics import fmean
 
@@ -20,10 +19,10 @@ log = logging.getLogger(__name__)
 
 Train = Callable[[Sequence[Sequence[str]]], None]
 """Runs one job for each list of overrides."""
-Scores = Sequence[float]
-"""Scores of a point, one after each of its epochs."""
-Seeds = Sequence[Scores]
-"""Scores of the points of one setting, which differ only in their seed."""
+Cell = list[list[GridPoint]]
+"""Points of one cell of the table: for each setting, those that differ only in their seed."""
+Scores = Sequence[Sequence[float]]
+"""Scores of the points of one setting, each with one score after each of its epochs."""
 ROUNDS = 2
 
 
@@ -35,111 +34,92 @@ def rungs(num_epochs: int, factor: int) -> list[int]:
     return list(dict.fromkeys(ceil(num_epochs / factor**power) for power in range(ROUNDS, 0, -1)))
 
 
-def survivors(scores: Mapping[str, Seeds], rung: int, factor: int) -> list[str]:
-    """Return the names of the best ``1 / factor`` of the settings, rounded up, by mean of the seeds' best scores.
+def survivors(scores: Sequence[Scores], rung: int, factor: int) -> list[int]:
+    """Return the numbers of the best ``1 / factor`` of the settings, rounded up, by mean of the seeds' best scores.
 
     Settings that tie with the last of them are kept as well, as where no setting has learned anything yet. Settings
     without a score are left out.
 
     Args:
-        scores: scores of each setting after each epoch, by name.
+        scores: scores of each setting.
         rung: number of epochs whose scores count.
     """
-    best = {name: _mean_best(seeds, rung) for name, seeds in scores.items() if seeds}
+    best = {number: _mean_best(seeds, rung) for number, seeds in enumerate(scores) if seeds}
     needed = sorted(best.values(), reverse=True)[: ceil(len(best) / factor)]
-    return [name for name, score in best.items() if score >= needed[-1]]
+    return [number for number, score in best.items() if score >= needed[-1]]
 
 
-def _mean_best(seeds: Seeds, rung: int | None = None) -> float:
+def _mean_best(seeds: Scores, rung: int | None = None) -> float:
     return fmean(max(values[:rung]) for values in seeds)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Effect of halving on a grid whose points have all been trained to the end.
-
-    Attributes:
-        trained, total: number of epochs trained with halving, and in the whole grid.
-        best, best_of_all: best score that halving finds, and best score of the whole grid; means over seeds.
-    """
-
-    trained: int
-    total: int
-    best: float
-    best_of_all: float
-
-
-def replay(scores: Mapping[str, Seeds], num_epochs: int, factor: int) -> Outcome:
+def replay(scores: Sequence[Scores], num_epochs: int, factor: int) -> tuple[int, float]:
     """Simulate halving on the finished points of one cell of a table.
 
     Args:
-        scores: scores of all epochs, by the name of the setting. A point that stopped early has fewer than others.
+        scores: scores of all epochs of each setting. A point that stopped early has fewer than others.
         num_epochs: epochs that the points are configured for.
+    Returns:
+        The number of epochs that halving trains, and the best score that it finds, a mean over seeds.
     """
-    remaining, trained, previous = dict(scores), 0, 0
+    remaining, trained, previous = [*scores], 0, 0
     for rung in rungs(num_epochs, factor):
         trained += _epochs(remaining, previous, rung)
-        remaining, previous = {name: scores[name] for name in survivors(remaining, rung, factor)}, rung
-    trained += _epochs(remaining, previous)
-    best, best_of_all = (max(map(_mean_best, seeds.values())) for seeds in (remaining, scores))
-    return Outcome(trained, _epochs(scores), best, best_of_all)
+        remaining, previous = [remaining[number] for number in survivors(remaining, rung, factor)], rung
+    return trained + _epochs(remaining, previous), max(map(_mean_best, remaining))
 
 
-def _epochs(scores: Mapping[str, Seeds], first: int = 0, end: int | None = None) -> int:
+def _epochs(scores: Sequence[Scores], first: int = 0, end: int | None = None) -> int:
     """Return the number of epochs that were trained, among those from ``first`` to before ``end``."""
-    return sum(len(values[first:end]) for seeds in scores.values() for values in seeds)
+    return sum(len(values[first:end]) for seeds in scores for values in seeds)
 
 
-def by_cell(points: Sequence[GridPoint]) -> dict[tuple[str, str], list[GridPoint]]:
+def by_cell(points: Iterable[GridPoint]) -> list[Cell]:
     """Group the points by cell of the table. Points of a cell differ only in the student's own hyper-parameters."""
-    points = [point for point in points if point.stage is not None]
-    cells: dict[tuple[str, str], list[GridPoint]] = {}
-    for point, row in zip(points, row_names([{**point.names, "status": "planned"} for point in points]), strict=True):
-        cells.setdefault((row, point.names["task"]), []).append(point)
-    return cells
+    by_key = {point.key: point for point in points if point.stage is not None}
+    names = [{**point.names, "status": "planned"} for point in by_key.values()]
+    cells: dict[tuple[str, str], list[dict[str, object]]] = {}
+    for row, of_point in zip(row_names(names), names, strict=True):
+        cells.setdefault((row, of_point["task"]), []).append(of_point)
+    return [[[by_key[str(run["key"])] for run in setting] for setting in by_setting(cell)] for cell in cells.values()]
 
 
-def halve(cells: Iterable[list[GridPoint]], todo: list[GridPoint], train: Train, factor: int) -> list[GridPoint]:
+def halve(cells: Iterable[Cell], todo: list[GridPoint], train: Train, factor: int) -> list[GridPoint]:
     """Train the points of each cell up to its rungs, and return the points of ``todo`` to train to the end."""
-    remaining = [[point for point in cell if point in todo or point.result()["status"] == "done"] for cell in cells]
-    for number in range(ROUNDS):
-        round_cells = [(cell, _rung(cell, number, factor)) for cell in remaining]
-        to_train = [
-            (point, rung) for cell, rung in round_cells if rung for point in cell if len(scores_of(point)) < rung
+    remaining = []
+    for cell in cells:
+        settings = [
+            [point for point in setting if point in todo or point.result()["status"] == "done"] for setting in cell
         ]
-        train([(*point.overrides, f"runtime.pause_after={rung}") for point, rung in to_train])
-        remaining = [_survivors(cell, rung, factor) if rung else cell for cell, rung in round_cells]
-    surviving = [point for cell in remaining for point in cell]
+        remaining.append([setting for setting in settings if setting])
+    for number in range(ROUNDS):
+        comparing: list[int | None] = []
+        for cell in remaining:  # a setting alone is trained to the end
+            of_cell = rungs(_num_epochs(cell[0][0]), factor) if len(cell) > 1 else []
+            comparing.append(of_cell[number] if number < len(of_cell) else None)
+        to_train = [
+            (*point.overrides, f"runtime.pause_after={rung}")
+            for cell, rung in zip(remaining, comparing, strict=True)
+            for setting in cell
+            for point in setting
+            if rung and len(_scores(point)) < rung
+        ]
+        train(to_train)
+        remaining = [
+            _survivors(cell, rung, factor) if rung else cell for cell, rung in zip(remaining, comparing, strict=True)
+        ]
+    surviving = [point for cell in remaining for setting in cell for point in setting]
     return [point for point in todo if point in surviving]
 
 
-def _rung(cell: list[GridPoint], number: int, factor: int) -> int | None:
-    """Return the epoch of a cell's rung; None if it has no such rung, or one setting alone."""
-    if len(_settings(cell)) < 2:
-        return None
-    return dict(enumerate(rungs(num_epochs(cell[0]), factor))).get(number)
-
-
-def _survivors(cell: list[GridPoint], rung: int, factor: int) -> list[GridPoint]:
-    scores = _scores(cell)
-    best = survivors(scores, rung, factor)
-    ties = ", because some tie" if len(best) > ceil(len(scores) / factor) else ""
-    log.info(
-        "%s: %d of %d settings continue after epoch %d%s", label(cell[0].names), len(best), len(scores), rung, ties
-    )
-    return [point for name in best for point in _settings(cell)[name] if scores_of(point)]
-
-
-def _settings(cell: Sequence[GridPoint]) -> dict[str, list[GridPoint]]:
-    """Return the points of each setting of a cell, by the key of the first one."""
-    points = {point.key: point for point in cell}
-    groups = by_setting(point.names for point in cell)
-    return {group[0]["key"]: [points[names["key"]] for names in group] for group in groups}
-
-
-def _scores(cell: Sequence[GridPoint]) -> dict[str, Seeds]:
-    """Return the scores of the points of each setting, without points that have no score."""
-    return {name: [*filter(None, map(scores_of, points))] for name, points in _settings(cell).items()}
+def _survivors(cell: Cell, rung: int, factor: int) -> Cell:
+    with_scores = [[point for point in setting if _scores(point)] for setting in cell]
+    scored = [setting for setting in with_scores if setting]
+    best = survivors([[*map(_scores, setting)] for setting in scored], rung, factor)
+    ties = ", because some tie" if len(best) > ceil(len(scored) / factor) else ""
+    name = label(cell[0][0].names)
+    log.info("%s: %d of %d settings continue after epoch %d%s", name, len(best), len(cell), rung, ties)
+    return [scored[number] for number in best]
 
 
 def require_epochs(points: Iterable[GridPoint]) -> None:
@@ -158,28 +138,29 @@ def require_epochs(points: Iterable[GridPoint]) -> None:
             raise UserError("sweep.halving", None, problem, "Set optim.epochs.")
 
 
-def num_epochs(point: GridPoint) -> int:
+def _num_epochs(point: GridPoint) -> int:
     """Return the number of epochs that a point is trained for; ``require_epochs`` has checked that there is one."""
     assert point.stage is not None
     assert point.stage.config.optim.epochs
     return point.stage.config.optim.epochs
 
 
-def scores_of(point: GridPoint) -> Scores:
+def _scores(point: GridPoint) -> Sequence[float]:
     """Return the scores of a point by its first metric, one after each epoch that it has been trained for."""
     return [next(iter(metrics.values())) for metrics in point.result().get("history", [])]
 
 
-def halving_report(cell: Sequence[GridPoint], factor: int) -> str:
+def halving_report(cell: Cell, factor: int) -> str:
     """Return a line on the epochs that halving saves in a cell and, if all points are done, the score that it loses."""
-    scores = _scores(cell)
-    head = f"halving by {factor}, {label(cell[0].names)} on {cell[0].names['task']}"
-    if all(point.result()["status"] == "done" for point in cell):
-        outcome = replay(scores, num_epochs(cell[0]), factor)
-        saved = 1 - outcome.trained / outcome.total
-        scores_text = f"best {100 * outcome.best:.2f} with halving, {100 * outcome.best_of_all:.2f} without"
-        share = f"{outcome.trained} of {quantity(outcome.total, 'epoch')}"
-        return f"{head}: {share} ({100 * saved:.0f} % saved), {scores_text}"
+    scores = [[values for point in setting if (values := _scores(point))] for setting in cell]
+    names = cell[0][0].names
+    head = f"halving by {factor}, {label(names)} on {names['task']}"
+    points = [point for setting in cell for point in setting]
+    if all(point.result()["status"] == "done" for point in points):
+        (trained, best), total = replay(scores, _num_epochs(points[0]), factor), _epochs(scores)
+        scores_text = f"best {100 * best:.2f} with halving, {100 * max(map(_mean_best, scores)):.2f} without"
+        share = f"{trained} of {quantity(total, 'epoch')}"
+        return f"{head}: {share} ({100 * (1 - trained / total):.0f} % saved), {scores_text}"
     trained = _epochs(scores)
-    total = sum(len(scores_of(point)) if point.result()["status"] == "done" else num_epochs(point) for point in cell)
+    total = sum(len(_scores(point)) if point.result()["status"] == "done" else _num_epochs(point) for point in points)
     return f"{head}: {trained} of {quantity(total, 'epoch')} trained ({100 * (1 - trained / total):.0f} % saved)"

@@ -6,10 +6,9 @@ The processes are forked from a server that has imported what points need; a poi
 import logging
 import multiprocessing
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import cache
-from multiprocessing.process import BaseProcess
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,22 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill_runner.common.errors import TrainingError, TrainingPaused, UserError, exit_cause, message_and_exit_code
 from distill_runner.common.files import resource_error
-from distill_runner.common.process import POLL_SECONDS, end_with_parent, use_forkserver
+from distill_runner.common.process import end_with_parent, ignored_sigterm, sigterm_as_interrupt, use_forkserver
 from distill_runner.pipeline import status
 
 log = logging.getLogger(__name__)
 
 RunFunction = Callable[[DictConfig], Mapping[str, Any]]
-FAILED, COMPLETED, INTERRUPTED = 1, 3, 130
-"""Exit codes of points.
-
-A finished or paused point exits with ``COMPLETED``: code 0 could come from other code that ends the process.
-"""
-SERVER_GONE = 255
-"""Exit code that multiprocessing reports for a process whose fork server has ended."""
-STARTS = 5
+COMPLETED, FAILED, INTERRUPTED = 3, 4, 130
+"""Exit codes of points that have recorded how they ended; 0 and 1 could come from other code that ends the process."""
 GRACE_SECONDS = 3.0
 """Seconds from the end of a sweep to SIGTERM for its points.
 
 On Ctrl-C the sweep ends while its points, which got the signal too, are still saving. A second signal would disturb
 them.
 """
+end_with_sweep = cache(end_with_parent)
+"""Ends a launcher's worker, which may outlive its sweep. Cached, since a worker runs several points."""
 
 
 class PointResult(dict[str, Any]):
@@ -69,70 +64,33 @@ def run_isolated(run: RunFunction, config: DictConfig, preload: str) -> PointRes
     Raises:
         KeyboardInterrupt: after the point, which got the same signal, has saved its state.
     """
-    hydra = HydraConfig.get()
-    folder = Path(hydra.runtime.output_dir).absolute()
-    if multiprocessing.current_process().name != "MainProcess":  # a launcher's worker, which may outlive its sweep
-        _end_with_sweep()
+    folder = Path(HydraConfig.get().runtime.output_dir).absolute()
+    if multiprocessing.current_process().name != "MainProcess":
+        end_with_sweep()
     use_forkserver(preload, default=True)
-    process = _started(run, config, _plain(HydraConfig.instance().cfg))
+    with ignored_sigterm():  # which Slurm sends to all processes of a job before it queues the job again
+        ensure_running()
+    # Without the classes of launcher settings, which not every process can unpickle.
+    hydra_config = OmegaConf.create(OmegaConf.to_container(HydraConfig.instance().cfg, resolve=False))
+    process = multiprocessing.Process(target=_run_point, args=(run, config, hydra_config))
+    process.start()
     try:
         process.join()
-        _wait_for_orphan(process, folder)
     except KeyboardInterrupt:
         process.join()
         raise
     if process.exitcode == INTERRUPTED:
         raise KeyboardInterrupt
-    state = status.read_run(folder)
     assert process.exitcode is not None
-    if not _is_recorded(process.exitcode, state["status"] if state else None):
+    state = status.read_run(folder) or {}
+    if process.exitcode not in (COMPLETED, FAILED) and state.get("status") != "done":
         error = exit_cause(process.exitcode)
         log.error("%s", error)
-        status.write_status(folder, "failed", state or {}, error)
+        status.write_status(folder, "failed", state, error)
     recorded = status.read_run(folder) or {"status": "planned"}
     if process.exitcode == FAILED:  # the folder may have a finished run, whose repetition has failed
         recorded = {**recorded, "status": "failed"}
     return PointResult(recorded)
-
-
-def _is_recorded(exitcode: int, state: str | None) -> bool:
-    """Return whether ``state`` is how the point ended, and not what was recorded before it ended or started.
-
-    Args:
-        state: the point's status after its end; None if there is none.
-    """
-    if exitcode == SERVER_GONE:
-        return state not in (None, "running", "killed")
-    return exitcode == COMPLETED or state == "done" or (exitcode == FAILED and state == "failed")
-
-
-def _started(*arguments: Any) -> BaseProcess:
-    """Start a process that is forked from the server, with a new server if the old one has ended.
-
-    Before Slurm ends a job that it will queue again, it signals all processes of the job. The server ends at once.
-    """
-    for trials_left in reversed(range(STARTS)):
-        process = multiprocessing.Process(target=_run_point, args=arguments)
-        try:
-            process.start()
-            break
-        except (EOFError, ConnectionError):
-            if not trials_left:
-                raise
-            log.warning("the fork server of the points was ended from outside: starting a new one")
-            time.sleep(POLL_SECONDS)
-    return process
-
-
-def _wait_for_orphan(process: BaseProcess, folder: Path) -> None:
-    """Wait for a point whose fork server has ended: the point continues, but its exit code is lost."""
-    while process.exitcode == SERVER_GONE and (status.read_run(folder) or {}).get("status") == "running":
-        time.sleep(POLL_SECONDS)
-
-
-def _plain(config: Any) -> Any:
-    """Return ``config`` without the classes of launcher settings, which not every process can pickle."""
-    return OmegaConf.create(OmegaConf.to_container(config, resolve=False))
 
 
 def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
@@ -142,7 +100,8 @@ def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
     hydra = HydraConfig.get()
     configure_log(hydra_config.hydra.job_logging, hydra.verbose)
     try:
-        run(config)
+        with sigterm_as_interrupt():
+            run(config)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except TrainingPaused as pause:
@@ -160,9 +119,3 @@ def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
             status.write_status(folder, "failed", recorded, f"{type(error).__name__}: {error}")
         sys.exit(FAILED)
     sys.exit(COMPLETED)
-
-
-@cache
-def _end_with_sweep() -> None:
-    """End this worker soon after its sweep ends. Cached, since a worker runs several points."""
-    end_with_parent()

@@ -5,38 +5,34 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-from distill_runner.common.errors import UserError, causes, first_line, quantity
-from distill_runner.common.hub import HubError
-from distill_runner.common.process import manual_garbage_collection
+from distill_runner.common.errors import UserError, first_line, quantity
 from distill_runner.common.schema import Schema
-from distill_runner.common.shared import Shared
 from distill_runner.compose.explain import user_facing_error
 from distill_runner.compose.hydra_private import combinations
-from distill_runner.compose.run_config import RunConfig, typed_parts, typed_run
+from distill_runner.compose.run_config import RunConfig, typed_run
 from distill_runner.pipeline import status
 from distill_runner.pipeline.build import training_conditions
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import Store
 from distill_runner.report.identity import recorded_identity
 from distill_runner.report.result import describe_run
-from distill_runner.sweeping.composer import Composed, Composer
 
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 5.0
-POINTS_BETWEEN_SEARCHES = 200
 # Every word that is neither quoted nor in _WORDS is a configuration key. Keys are replaced by variable names, because
 # Python cannot evaluate dotted keys of mappings, nor `lambda` as a name.
 _KEY = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])[A-Za-z_]\w*(?:\.\w+)*""")
@@ -67,15 +63,10 @@ class SweepConfig(Schema):
     shard: str | None = None
 
     def model_post_init(self, _context: object) -> None:
-        if self.halving and not self.wait:
-            problem = "compares scores during the sweep, but sweep.wait=false does not wait for them"
+        if self.halving and (self.shard or not self.wait):
+            problem = "compares all points, which sweep.shard and sweep.wait=false leave to other commands"
             raise UserError("sweep.halving", self.halving, problem, "Leave out one of the two.")
-        if self.shard is None:
-            return
-        if self.halving:
-            problem = "compares the scores of all points, but sweep.shard trains a part of them"
-            raise UserError("sweep.halving", self.halving, problem, "Leave out one of the two.")
-        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.shard, re.ASCII)
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.shard or "0/1", re.ASCII)
         if not match or int(match[1]) >= int(match[2]):
             problem = "must be i/n, with i from 0 to n - 1"
             raise UserError("sweep.shard", self.shard, problem, "For the first of four parts: sweep.shard=0/4")
@@ -115,12 +106,9 @@ def holds(condition: str, config: DictConfig) -> bool:
             return word
         name = f"_{len(values)}"
         values[name] = OmegaConf.select(config, word, default=_ABSENT)
-        if values[name] is _ABSENT:
+        if values[name] is _ABSENT or isinstance(values[name], DictConfig):
             remedy = f"Put text in quotes: '{word}'. All keys: distill-run --cfg job"
-            raise UserError("sweep.where", condition, f"there is no key {word}", remedy)
-        if isinstance(values[name], DictConfig):
-            remedy = f"Compare one of them: {', '.join(f'{word}.{key}' for key in [*values[name]][:4])}."
-            raise UserError("sweep.where", condition, f"{word} is a group of keys, which equals no value", remedy)
+            raise UserError("sweep.where", condition, f"there is no key {word} with a value", remedy)
         return name
 
     expression = _KEY.sub(name_of, condition)
@@ -164,18 +152,20 @@ class GridPoint:
 
     def result(self) -> Mapping[str, Any]:
         """Return the result of the point's run, or its names with a status if the run has no result."""
-        return {**self.names, "folder": str(self.folder), **self._recorded()}
+        recorded = status.read_run(self.folder) or {}
+        if recorded.get("key", self.key) != self.key:  # a run on other data, or of an earlier version
+            recorded = {}
+        return {**self.names, "folder": str(self.folder), "status": "not run", **recorded}
 
-    @property
-    def status(self) -> str:
-        """Status of the point's run, read from its folder."""
-        recorded: str = self._recorded()["status"]
-        return recorded
+    def has_ended(self, retry_failed: bool) -> bool:
+        """Return whether a sweep has nothing to train: the point is done, or failed and is not to be retried."""
+        state = self.result()["status"]
+        return state == "done" or (state == "failed" and not retry_failed)
 
-    def _recorded(self) -> Mapping[str, Any]:
-        recorded = status.read_run(self.folder) or {"status": "not run"}
-        is_other = recorded.get("key", self.key) != self.key  # a run on other data, or of an earlier version
-        return {"status": "not run"} if is_other else recorded
+    def has(self, stage: Stage) -> bool:
+        """Return whether a stage is in the store of the point's run."""
+        assert self.run is not None
+        return Store(self.run.store.dir).has(stage.spec)
 
     def fail(self, error: str) -> None:
         """Record in the folder that the point failed because of ``error``, unless it has a finished run.
@@ -202,6 +192,23 @@ class Grid:
     dropped: list[tuple[str, ...]] = field(default_factory=list)
     merged: list[tuple[GridPoint, GridPoint]] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        """The number of points, with the numbers by status, merged and dropped."""
+        states = [point.result()["status"] for point in self.points]
+        notes = [f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != "not run"]
+        notes += [f"{len(self.merged)} merged with an equal point"] if self.merged else []
+        notes += [f"{len(self.dropped)} dropped by sweep.where"] if self.dropped else []
+        return quantity(len(self.points), "point") + (f" ({'; '.join(notes)})" if notes else "")
+
+    def to_train(self, retry_failed: bool) -> list[GridPoint]:
+        """Return the points that are still to be trained. Points that cannot run are logged and recorded as failed."""
+        todo = [point for point in self.points if not point.has_ended(retry_failed)]
+        for point in todo:
+            if point.error:
+                log.error("%s", point.error)
+                point.fail(str(point.error))
+        return [point for point in todo if not point.error]
+
 
 def expand(
     master: DictConfig,
@@ -217,30 +224,27 @@ def expand(
         where: conditions that a point must meet.
         students: further students, as overrides in one text each, with every combination of the other arguments.
     Raises:
-        UserError: no point can run without a model or dataset that cannot be had (``_common_refusal``).
         UserError, HydraException: ``arguments`` or ``where`` cannot be read.
     """
     parser = OverridesParser.create(config_loader=loader)
     others = [argument for argument in arguments if not argument.startswith(("student=", "student."))]
     parts = [[*arguments], *([*others, *shlex.split(student)] for student in students)]
-    grid_overrides = [overrides for part in parts for overrides in combinations(parser.parse_overrides(part))]
-    constant = set(grid_overrides[0]).intersection(*grid_overrides) if grid_overrides else set()
-    compose = Composer(master, loader, parser, constant)
-    grid, first = Grid(lambda overrides: _point(overrides, compose(overrides), Shared())), dict[str, GridPoint]()
-    distinct = list(dict.fromkeys(map(tuple, grid_overrides)))  # a repeated value counts once
+    distinct = dict.fromkeys(tuple(each) for part in parts for each in combinations(parser.parse_overrides(part)))
 
-    def is_dropped(composed: Composed) -> bool:
-        return not all(holds(condition, composed.config) for condition in where)
+    def compose(overrides: Sequence[str]) -> DictConfig:
+        return loader.load_sweep_config(master, [*overrides])
 
-    if refusal := _common_refusal(distinct, compose, is_dropped):
-        raise refusal
-    shared = Shared()
-    for overrides in _with_progress(distinct):
-        composed = compose(overrides)
-        if is_dropped(composed):
+    grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, GridPoint]()
+    last_line = time.monotonic()
+    for number, overrides in enumerate(distinct, start=1):
+        if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+            last_line = time.monotonic()
+            log.info("planning: %d of %d points", number, len(distinct))
+        config = compose(overrides)
+        if not all(holds(condition, config) for condition in where):
             grid.dropped.append(overrides)
             continue
-        point = _point(overrides, composed, shared)
+        point = _point(overrides, config)
         if point.key in first:
             grid.merged.append((point, first[point.key]))
         else:
@@ -249,64 +253,23 @@ def expand(
     return grid
 
 
-def _common_refusal(
-    combinations: Sequence[tuple[str, ...]], compose: Composer, is_dropped: Callable[[Composed], bool]
-) -> UserError | None:
-    """Return the error of a model or dataset that cannot be had and that all points need; None if there is none.
-
-    To compose all points of a large grid, only to refuse them all, would take minutes. So one point is composed for
-    each value of each axis except seeds, which need no files of their own. All must fail for the same key and value.
-    """
-    refusal: UserError | None = None
-    visited = set[str]()
-    for overrides in combinations:
-        values = {override for override in overrides if not override.partition("=")[0].endswith("seed")}
-        if refusal and values <= visited:
-            continue
-        composed = compose(overrides)
-        if is_dropped(composed):
-            continue
-        error = _point(overrides, composed, Shared()).error
-        if not isinstance(error, UserError) or not any(isinstance(cause, HubError) for cause in causes(error)):
-            return None
-        if refusal and (error.key, error.value) != (refusal.key, refusal.value):
-            return None
-        refusal = refusal or error
-        visited |= values
-    return refusal
-
-
-def _with_progress(combinations: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """Yield ``combinations``, with a log line every few seconds.
-
-    Garbage is collected every ``POINTS_BETWEEN_SEARCHES`` points, and only among objects made since the last
-    collection. Planning time is therefore linear in the number of points.
-    """
-    last_line = time.monotonic()
-    with manual_garbage_collection() as collect:
-        for number, overrides in enumerate(combinations, start=1):
-            if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-                last_line = time.monotonic()
-                log.info("planning: %d of %d points", number, len(combinations))
-            yield overrides
-            if number % POINTS_BETWEEN_SEARCHES == 0:
-                collect()
-
-
-def _point(overrides: Sequence[str], composed: Composed, shared: Shared) -> GridPoint:
-    folder, names = composed.folder, None
+def _point(overrides: Sequence[str], config: DictConfig) -> GridPoint:
+    """Return the point with the composed configuration ``config``, whose node ``hydra`` is removed."""
+    folder, all_overrides = (
+        Path(config.hydra.sweep.dir, config.hydra.sweep.subdir).absolute(),
+        config.hydra.overrides.task,
+    )
+    with open_dict(config):
+        del config["hydra"]  # some of its values exist only in a job
+    names = None
     try:
-        if composed.resolved is None:
-            run = typed_run(composed.config, composed.overrides)
-        else:
-            run = typed_parts(composed.resolved, composed.overrides, shared)
-        names = describe_run(run, shared)
+        run = typed_run(config, all_overrides)
+        names = describe_run(run)
         stage = resolve(run.stages, run.stage, run.runtime.precision)
-        key = stage.key  # reads the data, which may be missing
-        return GridPoint(tuple(overrides), folder, key, names, run, stage)
+        return GridPoint(tuple(overrides), folder, stage.key, names, run, stage)  # the key reads the data
     except (UserError, OmegaConfBaseException) as error:
         if names is None:
             keys = {"stage": "stage", "task": "task.name", "method": "method.name", "seed": "seed"}
-            names = {name: OmegaConf.select(composed.config, key) for name, key in keys.items()}
-        problem = user_facing_error(error, composed.config, composed.overrides)
+            names = {name: OmegaConf.select(config, key) for name, key in keys.items()}
+        problem = user_facing_error(error, config, all_overrides)
         return GridPoint(tuple(overrides), folder, folder.name, names, error=problem)

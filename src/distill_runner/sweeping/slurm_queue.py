@@ -3,65 +3,52 @@
 The same command later reports and resumes the sweep.
 """
 
-import json
 import logging
-import re
 import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from distill_runner.common.errors import UserError
 from distill_runner.pipeline import status
-from distill_runner.sweeping.points import Grid, GridPoint
-from distill_runner.sweeping.remaining import log_shared, missing_stages, ready_of, summary, to_train
+from distill_runner.sweeping.points import Grid
+from distill_runner.sweeping.sweep import shared_rounds
 
 log = logging.getLogger(__name__)
 
 Submit = Callable[[Sequence[Sequence[str]], str | None], Sequence[str]]
 """Queues an array with a job for each list of overrides, to start after the arrays that are named, if any (``1:2``);
 returns the job ids."""
-Job = TypeVar("Job")
-DEFAULT_ARRAY_SIZE = 1001
-JOBS = "jobs.json"
-"""File of a sweep that is queued with Slurm: the job of each point."""
+Item = TypeVar("Item")
+ARRAY_SIZE = 1000
+"""Jobs of an array; Slurm refuses more than 1,001 unless its ``MaxArraySize`` is set."""
+JOB = "slurm_job"
+"""File in a point's folder that names its last job."""
 
 
-def submit_grid(grid: Grid, submit: Submit, folder: Path, retry_failed: bool) -> None:
+def submit_grid(grid: Grid, submit: Submit, retry_failed: bool) -> None:
     """Queue every point that is neither done nor queued nor running, after the stages that several points share.
 
     Each shared stage is a separate job. Points start when these jobs have ended. If such a job failed, each point tries
     to build the stage itself. Points that failed are skipped unless ``retry_failed``.
-
-    Args:
-        folder: folder of the sweep; its file ``jobs.json`` names the job of each point.
     """
-    log.info("%s", summary(grid))
-    recorded: dict[str, str] = (
-        json.loads((folder / JOBS).read_text(encoding="utf-8")) if (folder / JOBS).exists() else {}
-    )
-    # The status of a point also names its job where another sweep, such as a smaller grid, has queued it.
-    jobs_of = {point.key: {recorded.get(point.key), point.result().get("job")} for point in grid.points}
-    alive = queued_jobs() if any(any(jobs) for jobs in jobs_of.values()) else set()
+    log.info("%s", grid)
+    files = {point: point.folder / JOB for point in grid.points}
+    recorded = {point: file.read_text(encoding="utf-8") for point, file in files.items() if file.is_file()}
+    alive = queued_jobs() if recorded else set()
     todo = [
         point
-        for point in to_train(grid, retry_failed)
-        if not jobs_of[point.key] & alive and point.result()["status"] != "running"
+        for point in grid.to_train(retry_failed)
+        if recorded.get(point) not in alive and point.result()["status"] != "running"
     ]
     array = None
-    shared = [missing for missing in missing_stages(todo) if len(missing.users) > 1]
-    while shared:
-        ready = ready_of(shared)
-        log_shared(ready)
+    for ready in shared_rounds(todo):
         builders = [[*missing.builder.overrides, f"stage={missing.stage.name}"] for missing in ready]
         array = ":".join(submit(part, array)[0].partition("_")[0] for part in in_arrays(builders))
-        shared = [missing for missing in shared if missing not in ready]
     for part in in_arrays(todo):
-        jobs = submit([point.overrides for point in part], array)
-        for point, job in zip(part, jobs, strict=True):
-            _queue(point, job)
-        recorded |= {point.key: job for point, job in zip(part, jobs, strict=True)}
-        status.write_json(folder / JOBS, recorded)  # now, since Slurm may refuse the next array
+        for point, job in zip(part, submit([point.overrides for point in part], array), strict=True):
+            if point.result()["status"] == "not run":  # the status of a paused or killed point says more
+                status.write_status(point.folder, "queued", point.names)
+            files[point].write_text(job, encoding="utf-8")
     if todo:
         log.info("queued %d points; run the same command again to see their status", len(todo))
 
@@ -73,15 +60,12 @@ def queued_jobs() -> set[str]:
         UserError: ``squeue`` is missing or fails.
     """
     try:
-        output = subprocess.run(
-            ["squeue", "--me", "-h", "-r", "-o", "%i"], capture_output=True, text=True, encoding="utf-8", check=True
-        )
+        command = ["squeue", "--me", "-h", "-r", "-o", "%i"]
+        output = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        why = getattr(error, "stderr", None) or error
-        raise UserError(
-            "sweep.wait", False, f"squeue fails: {why}", "Run it on a machine with Slurm's commands."
-        ) from error
-    return set(output.stdout.split())
+        problem = f"squeue fails: {getattr(error, 'stderr', None) or error}"
+        raise UserError("sweep.wait", False, problem, "Run it on a machine with Slurm's commands.") from error
+    return set(output.split())
 
 
 def submitter(launcher: Any, common: Sequence[str]) -> Submit:
@@ -118,23 +102,6 @@ def submitter(launcher: Any, common: Sequence[str]) -> Submit:
     return submit
 
 
-def _queue(point: GridPoint, job: str) -> None:
-    if point.result()["status"] in ("not run", "queued"):  # the status of a paused or killed point says more
-        status.write_status(point.folder, "queued", {**point.names, "job": job})
-
-
-def in_arrays(jobs: Sequence[Job]) -> list[Sequence[Job]]:
+def in_arrays(jobs: Sequence[Item]) -> list[Sequence[Item]]:
     """Return ``jobs`` in parts that Slurm takes as arrays."""
-    size = max_array_size()
-    return [jobs[start : start + size] for start in range(0, len(jobs), size)]
-
-
-def max_array_size() -> int:
-    """Return how many jobs an array can have: Slurm's ``MaxArraySize``, or its default if Slurm does not say."""
-    try:
-        command = ["scontrol", "show", "config"]
-        output = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        output = ""
-    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", output, re.MULTILINE)
-    return int(size[1]) if size and int(size[1]) else DEFAULT_ARRAY_SIZE
+    return [jobs[start : start + ARRAY_SIZE] for start in range(0, len(jobs), ARRAY_SIZE)]

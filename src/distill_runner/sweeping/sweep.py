@@ -2,27 +2,25 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hydra.core.utils import JobReturn
 
 from distill_runner.common.errors import UserError
 from distill_runner.pipeline import status
-from distill_runner.pipeline.planning import missing_caches, needed_specs
+from distill_runner.pipeline.planning import needed_specs
 from distill_runner.pipeline.stages import Stage
-from distill_runner.pipeline.store import Store, key_of
+from distill_runner.pipeline.store import Store
 from distill_runner.report.collect import without_specs
 from distill_runner.report.figures import write_pictures
 from distill_runner.report.formats import write_report
 from distill_runner.sweeping.halving import by_cell, halve, halving_report, require_epochs
 from distill_runner.sweeping.points import Grid, GridPoint
-from distill_runner.sweeping.remaining import is_built, log_shared, missing_stages, ready_of, summary, to_train
 from distill_runner.tracking import track_sweep
-from distill_runner.training.devices import available_cpus
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +28,12 @@ Launch = Callable[[Sequence[Sequence[str]]], Sequence[JobReturn]]
 """Runs one job for each list of overrides, and returns when all have ended."""
 
 
-def run_grid(grid: Grid, launch: Launch, workers: int | None, retry_failed: bool, halving: int | None) -> None:
+def run_grid(grid: Grid, launch: Launch, retry_failed: bool, halving: int | None) -> None:
     """Build what several points share, then train every point that is not done.
 
     Points that failed are skipped unless ``retry_failed``.
 
     Args:
-        workers: number of points that run at once on this machine; None if they run as jobs of a cluster.
         halving: fraction of the points, 1 / halving, that is kept at each rung; None keeps all.
     Raises:
         UserError: a point has ``runtime.targets_only``, which trains nothing, or no epochs to halve.
@@ -44,33 +41,22 @@ def run_grid(grid: Grid, launch: Launch, workers: int | None, retry_failed: bool
     if any(point.run and point.run.runtime.targets_only for point in grid.points):
         problem = "caches outputs without training, but a sweep trains its points"
         raise UserError("runtime.targets_only", True, problem, "Leave it out, or first run a single point with it.")
-    log.info("%s", summary(grid))
+    log.info("%s", grid)
     if halving:
         require_epochs(grid.points)
-    with _protected(grid.points):
-        todo = _with_shared_stages(grid, launch, to_train(grid, retry_failed))
-        if workers != 1:
-            _fill_shared_targets(launch, todo, workers)
-        if halving:
-            todo = halve(by_cell(grid.points).values(), todo, partial(_launch, launch), halving)
-        _launch(launch, [point.overrides for point in todo])
-
-
-@contextmanager
-def _protected(points: Sequence[GridPoint]) -> Iterator[None]:
-    """Protect what points start from, such as their teachers, from deletion, also between two points."""
-    stores: dict[Path, dict[str, Stage]] = {}
-    for point in points:
-        if point.run is not None and point.stage is not None:
-            stages = {stage.key: stage for stage in point.stage.all_upstream}
-            stores.setdefault(point.run.store.dir, {}).update(stages)
     with ExitStack() as stack:
-        for folder, stages in stores.items():
-            store = Store(folder)
-            stack.enter_context(store.protected())
-            for stage in stages.values():
-                store.protect(*needed_specs(stage))
-        yield
+        stores: dict[Path, Store] = {}
+        for point in grid.points:  # protects what they start from also between two points
+            if point.run is not None and point.stage is not None:
+                if (folder := point.run.store.dir) not in stores:
+                    stores[folder] = Store(folder)
+                    stack.enter_context(stores[folder].protected())
+                for stage in point.stage.all_upstream:
+                    stores[folder].protect(*needed_specs(stage))
+        todo = _with_shared_stages(grid, launch, grid.to_train(retry_failed))
+        if halving:
+            todo = halve(by_cell(grid.points), todo, partial(_launch, launch), halving)
+        _launch(launch, [point.overrides for point in todo])
 
 
 def require_points(grid: Grid) -> None:
@@ -98,51 +84,71 @@ def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:
         log.exception("the launcher failed")
 
 
+@dataclass
+class Missing:
+    """A stage that is not in the store.
+
+    Attributes:
+        users: points that need it.
+        builder: the point that builds it; one that keeps the checkpoints of the stage, if any does.
+    """
+
+    stage: Stage
+    builder: GridPoint
+    users: list[GridPoint] = field(default_factory=list)
+
+
+def missing_stages(points: Sequence[GridPoint]) -> list[Missing]:
+    """Return the missing stages that ``points`` need, each after the missing stages that it needs itself."""
+    missing: dict[str, Missing] = {}
+
+    def visit(point: GridPoint, stage: Stage) -> None:
+        for upstream in stage.upstream:
+            if point.has(upstream):
+                continue  # what it needs is not needed any more
+            visit(point, upstream)
+            found = missing.setdefault(upstream.key, Missing(upstream, point))
+            if point not in found.users:
+                found.users.append(point)
+            if upstream.config.keep_checkpoints and not found.stage.config.keep_checkpoints:
+                found.stage, found.builder = upstream, point
+
+    for point in points:
+        if point.stage is not None:
+            visit(point, point.stage)
+    return list(missing.values())
+
+
+def shared_rounds(todo: Sequence[GridPoint]) -> Iterator[list[Missing]]:
+    """Yield the missing stages that several points need, in rounds; a stage needs only those of earlier rounds."""
+    shared = [missing for missing in missing_stages(todo) if len(missing.users) > 1]
+    while shared:
+        keys = {missing.stage.key for missing in shared}
+        ready = [one for one in shared if not keys & {upstream.key for upstream in one.stage.all_upstream}]
+        log.info("first building the stages that several points share: %s", ", ".join(one.stage.name for one in ready))
+        yield ready
+        shared = [missing for missing in shared if missing not in ready]
+
+
 def _with_shared_stages(grid: Grid, launch: Launch, todo: list[GridPoint]) -> list[GridPoint]:
     """Build the missing stages that several points need, so that the points do not wait for each other.
-
-    A stage that other missing stages need is built before them, in a separate round.
 
     Returns:
         The points of ``todo`` whose shared stages exist. Points whose stage failed are recorded as failed. If a stage
         was stopped, or could not be launched, the same sweep tries its points again.
     """
-    while shared := [missing for missing in missing_stages(todo) if len(missing.users) > 1]:
-        ready = ready_of(shared)
-        log_shared(ready)
+    for ready in shared_rounds(todo):
+        ready = [missing for missing in ready if {*missing.users} & {*todo}]
         builders = [grid.point([*missing.builder.overrides, f"stage={missing.stage.name}"]) for missing in ready]
         _launch(launch, [builder.overrides for builder in builders])
         for missing, builder in zip(ready, builders, strict=True):
-            if not is_built(missing.builder, missing.stage):
+            if not missing.builder.has(missing.stage):
                 result = builder.result()
                 for point in missing.users if result["status"] == "failed" else ():
                     point.fail(f"its {missing.stage.name} failed: {result.get('error')}")
                 log.error("stage %s is %s; %d points need it", missing.stage.name, result["status"], len(missing.users))
                 todo = [point for point in todo if point not in missing.users]
     return todo
-
-
-def _fill_shared_targets(launch: Launch, points: Sequence[GridPoint], workers: int | None) -> None:
-    """Cache the teachers' outputs that several points read, before these points would all wait for them.
-
-    On this machine this uses the threads of all workers; a job of a cluster keeps its own. Teacher outputs are equal
-    bit for bit on any number of threads; trained weights are not.
-    """
-    readers: dict[str, list[GridPoint]] = {}
-    for point in points:
-        if point.stage is not None and point.run is not None:
-            for _, missing in missing_caches(point.stage, Store(point.run.store.dir), point.run.runtime.targets):
-                for spec in missing:
-                    readers.setdefault(key_of(spec), []).append(point)
-    fillers = list(dict.fromkeys(points[0] for points in readers.values() if len(points) > 1))
-    if fillers:
-        log.info("first caching the teacher outputs that several points read")
-    jobs, cpus = [[*point.overrides, "runtime.targets_only=true"] for point in fillers], available_cpus()
-    for point, job in zip(fillers, jobs, strict=True):
-        if workers is not None and point.run is not None:
-            own = point.run.runtime.threads or max(1, cpus // workers)
-            job.append(f"runtime.threads={min(cpus, own * max(1, workers // len(fillers)))}")
-    _launch(launch, jobs)
 
 
 def sweep_folder(root: Path, name: str, points: Sequence[GridPoint]) -> Path:
@@ -160,18 +166,15 @@ def finish(grid: Grid, folder: Path, name: str, halving: int | None, waited: boo
         Exit code: 1 if a point failed or, with ``waited``, if a point is neither done nor paused; else 0.
     """
     results = [point.result() for point in grid.points]
-    status.write_json(folder / "sweep.json", {"name": name, "points": [_entry(point) for point in grid.points]})
+    entries = [{"key": point.key, "folder": str(point.folder), "overrides": point.overrides} for point in grid.points]
+    status.write_json(folder / "sweep.json", {"name": name, "points": entries})
     pictures = write_pictures(results, folder)
     text = write_report(results, folder, name, pictures)
     print(text)
-    for cell in by_cell(grid.points).values() if halving else []:
+    for cell in by_cell(grid.points) if halving else []:
         print(f"\n{halving_report(cell, halving or 1)}")
     if run := next((point.run for point in grid.points if point.run), None):
         track_sweep(run.tracker, folder, folder.name, [without_specs(result) for result in results], text, pictures)
     log.info("tables: %s", folder)
     states = {result["status"] for result in results}
     return int(bool(states - {"done", "paused"}) if waited else "failed" in states)
-
-
-def _entry(point: GridPoint) -> Mapping[str, Any]:
-    return {"key": point.key, "folder": str(point.folder), "overrides": list(point.overrides)}

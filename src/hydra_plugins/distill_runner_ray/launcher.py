@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -85,22 +85,26 @@ class RayLauncher(Launcher):
         hydra = (self.hydra_context, self.config, self.task_function, Singleton.get_state())
         variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_VARIABLES)}
         shared = ray.put((hydra, (os.getcwd(), variables)))  # once for all tasks
-        options = {
-            "num_cpus": self.resources["CPU"],
-            "num_gpus": self.resources["GPU"],
-            "max_retries": self.max_retries,
-        }
-        run = ray.remote(**options)(_run)
-        jobs = enumerate(job_overrides, start=initial_job_idx)
-        tasks = [run.remote(shared, number, list(overrides)) for number, overrides in jobs]
-        log.info("%d tasks for Ray on %d nodes", len(tasks), len(_nodes(ray)))
+        cpus, gpus = self.resources.values()
+        run = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=self.max_retries)(_run)
+        tasks = [run.remote(shared, number, [*job]) for number, job in enumerate(job_overrides, start=initial_job_idx)]
+        log.info("%d tasks for Ray on %d nodes", len(tasks), len(ray.nodes()))
+        pending, results = tasks, list[JobReturn]()
         try:
-            _watch(ray, tasks)
+            while pending:
+                finished, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_SECONDS)
+                if finished:
+                    log.info("%d of %d tasks have ended", len(tasks) - len(pending), len(tasks))
         except KeyboardInterrupt:
-            for running_task in tasks:
-                ray.cancel(running_task, force=True)
+            for task in tasks:
+                ray.cancel(task, force=True)
             raise
-        return [result for task in tasks if (result := _result(ray, task)) is not None]
+        for task in tasks:
+            try:
+                results.append(ray.get(task))
+            except ray.exceptions.RayError as error:
+                log.error("a point was given up: %s", first_line(error))
+        return results
 
     @cached_property
     def _cluster(self) -> Any:
@@ -109,27 +113,17 @@ class RayLauncher(Launcher):
         import ray
 
         try:
-            _check_address(self.address or os.environ.get("RAY_ADDRESS", ""))
+            address = self.address or os.environ.get("RAY_ADDRESS", "")
+            if match := re.fullmatch(r"([\w.-]+):(\d+)", address):  # Ray searches for an absent cluster for minutes
+                socket.create_connection((match[1], int(match[2])), CONNECT_SECONDS).close()
             ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING)
         except (OSError, ValueError, RuntimeError) as error:
             remedy = "Give host:port of a cluster (ray start --head), or local for a cluster of this machine alone."
             raise UserError("hydra.launcher.address", self.address, first_line(error), remedy) from error
-        nodes = _nodes(ray).values()
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= amount for name, amount in self.resources.items()) for node in nodes):
             log.warning("no node has %s: points wait until one joins", self.resources)
         return ray
-
-
-def _check_address(address: str) -> None:
-    """Check that an ``address`` of the form ``host:port`` accepts connections.
-
-    Ray itself searches for an absent cluster for minutes.
-
-    Raises:
-        OSError: nothing accepts the connection.
-    """
-    if match := re.fullmatch(r"([\w.-]+):(\d+)", address):
-        socket.create_connection((match[1], int(match[2])), CONNECT_SECONDS).close()
 
 
 def _run(shared: tuple[Any, Any], number: int, overrides: list[str]) -> JobReturn:
@@ -149,31 +143,3 @@ def _run(shared: tuple[Any, Any], number: int, overrides: list[str]) -> JobRetur
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
     )
-
-
-def _watch(ray: Any, tasks: Sequence[Any]) -> None:
-    """Wait until all ``tasks`` have finished; log how many have, and which nodes leave or join the cluster."""
-    nodes, pending = _nodes(ray), list(tasks)
-    while pending:
-        finished, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_SECONDS)
-        if finished:
-            log.info("%d of %d tasks have ended", len(tasks) - len(pending), len(tasks))
-        earlier_nodes, nodes = nodes, _nodes(ray)
-        for node in earlier_nodes.keys() - nodes.keys():
-            log.warning("node %s has left: its points run again on other nodes, %d remain", node[:8], len(nodes))
-        for node in nodes.keys() - earlier_nodes.keys():
-            log.info("node %s has joined: there are %d nodes", node[:8], len(nodes))
-
-
-def _nodes(ray: Any) -> dict[str, Mapping[str, float]]:
-    """Return the resources of each living node, by node id."""
-    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-
-
-def _result(ray: Any, task: Any) -> JobReturn | None:
-    try:
-        result: JobReturn = ray.get(task)
-        return result
-    except ray.exceptions.RayError as error:
-        log.error("a point was given up: %s", first_line(error))
-        return None
