@@ -73,8 +73,9 @@ def test_runs_in_the_store_tell_the_time_of_others_like_them(
 ) -> None:
     run = compose("method=nkd", "optim.lr=1e-4", f"store.dir={tmp_path}")
     for seed, seconds in ((1, 10.0), (2, 20.0)):
+        stage = student(compose("method=nkd", "optim.lr=1e-4", f"seed={seed}"))
         metrics = {"wall_seconds": seconds, "conditions": {"compile": False, "num_processes": 1}}
-        Store(tmp_path).get(student(run).with_seed(seed).spec, lambda folder: write_json(folder / METRICS, metrics))  # noqa: B023
+        Store(tmp_path).get(stage.spec, lambda folder: write_json(folder / METRICS, metrics))  # noqa: B023
     found = estimator(run)
     assert found.cost(student(compose("method=nkd", "optim.lr=3e-4", "seed=7"))).seconds == 15
     assert measured == []

@@ -11,7 +11,6 @@ from pydantic import ValidationInfo, field_validator
 from distill_runner.common.assumptions import values_at
 from distill_runner.common.errors import error_context, format_value
 from distill_runner.common.schema import Schema, validate_config
-from distill_runner.common.shared import Shared
 from distill_runner.compose.folders import config_dir_option
 from distill_runner.compose.parts import PARTS, resolved_parts
 from distill_runner.pipeline.config import StageConfig, StoreConfig, TeacherConfig
@@ -57,31 +56,12 @@ def typed_run(config: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
     return typed_parts(resolved_parts(config), overrides)
 
 
-def typed_parts(parts: Mapping[str, Any], overrides: Sequence[str] = (), shared: Shared | None = None) -> RunConfig:
-    """Return the typed configuration of the run with these ``resolved_parts``, as ``typed_run`` does.
-
-    Args:
-        shared: typed parts of other runs, which are not validated again.
-    """
-    shared = shared or Shared()
-    plain = {key: parts[key] for key in PARTS if key in parts and key not in ("template", "stages")}
+def typed_parts(parts: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
+    """Return the typed configuration of the run with these ``resolved_parts``, as ``typed_run`` does."""
+    plain = {key: parts[key] for key in PARTS if key in parts and key != "template"}
     plain["teacher"] = {key: parts["teacher"][key] for key in ("name", "source", "fine_tuned")}
-    stages = shared.with_typed_parts("stages", parts["stages"])
-    run = validate_config(
-        RunConfig,
-        {
-            **shared.with_typed_parts("run", plain),
-            "stages": {name: shared.with_typed_parts("stage", stage) for name, stage in stages.items()},
-            "method": parts["method"]["name"],
-            "command": repeat_command(overrides),
-        },
-    )
-    shared.keep_typed_parts("run", plain, vars(run))
-    shared.keep_typed_parts("stages", parts["stages"], run.stages)
-    for name, stage in parts["stages"].items():
-        if stages[name] is stage:  # it has been validated now
-            shared.keep_typed_parts("stage", stage, vars(run.stages[name]))
-    return run
+    plain |= {"method": parts["method"]["name"], "command": repeat_command(overrides)}
+    return validate_config(RunConfig, plain)
 
 
 def repeat_command(overrides: Sequence[str]) -> str:

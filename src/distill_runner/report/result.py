@@ -11,7 +11,6 @@ from typing import Any
 from distill_runner.common.assumptions import applied_assumptions
 from distill_runner.common.errors import format_value
 from distill_runner.common.hub import is_hub_id
-from distill_runner.common.shared import Shared
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.config import MethodConfig
 from distill_runner.pipeline.build import Pipeline
@@ -114,16 +113,12 @@ def _base_model(stage: Stage) -> str | None:
     return None
 
 
-def describe_run(run: RunConfig, shared: Shared | None = None) -> dict[str, Any]:
-    """Return what is known of a run before it starts, so that runs that fail are described too.
-
-    Args:
-        shared: what is known of the parts of other runs.
-    """
+def describe_run(run: RunConfig) -> dict[str, Any]:
+    """Return what is known of a run before it starts, so that runs that fail are described too."""
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
-    layers = (shared or Shared())(mapping_and_attention, student.method)
+    layers = mapping_and_attention(student.method)
     return {
         "stage": run.stage,
         "task": data.name,
@@ -134,7 +129,7 @@ def describe_run(run: RunConfig, shared: Shared | None = None) -> dict[str, Any]
         "mapping": layers.get("mapping"),
         "attention": layers.get("attention"),
         "heads": layers.get("heads"),
-        "settings": settings_of(run, shared),
+        "settings": settings_of(run),
         "teacher": run.teacher.name,
         "student": _student(run, student),
         "seed": run.seed,
@@ -142,18 +137,15 @@ def describe_run(run: RunConfig, shared: Shared | None = None) -> dict[str, Any]
     }
 
 
-def settings_of(run: RunConfig, shared: Shared | None = None) -> dict[str, Any]:
+def settings_of(run: RunConfig) -> dict[str, Any]:
     """Return the hyper-parameters of the student, and of the stages that its weights come from, by dotted name.
 
     All options have their values, defaults too. Those of a stage before the student begin with the stage's name.
-
-    Args:
-        shared: as in ``describe_run``.
     """
-    settings, name, stages, shared = dict[str, Any](), "student", {**run.stages}, shared or Shared()
+    settings, name, stages = dict[str, Any](), "student", {**run.stages}
     while name != "teacher" and (config := stages.pop(name, None)):
         prefix = "" if name == "student" else f"{name}."
-        training = {**shared(_training_settings, config.method, config.optim), "select": config.select}
+        training = {**_training_settings(config.method, config.optim), "select": config.select}
         settings |= {f"{prefix}{key}": value for key, value in training.items()}
         name = (config.model.source or "").removeprefix(STAGE)
     return settings
