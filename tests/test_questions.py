@@ -32,32 +32,11 @@ def squad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-TASK = [
-    "task.type=questions",
-    "task.columns=[question,context]",
-    "task.label=answers",
-    "task.labels=null",
-    "task.metrics=[f1,exact_match]",
-    "task.max_length=64",
-    "+task.windowing.tokens=16",
-]
-
-
 @pytest.fixture(scope="session")
 def arguments(squad: Path, tiny_bert_folder: Path) -> list[str]:
-    return [
-        "task=custom",
-        f"task.dataset={squad}",
-        *TASK,
-        "task.epochs=1",
-        "teacher=base",
-        f"teacher.source={tiny_bert_folder}",
-        "teacher.optim.lr=1e-3",
-        "student.num_layers=2",
-        "optim.lr=1e-3",
-        "optim.batch_size=16",
-        "runtime.device=cpu",
-    ]
+    task = f"task=custom_questions task.dataset={squad} task.max_length=64 task.windowing.tokens=16 task.epochs=1"
+    teacher = f"teacher=base teacher.source={tiny_bert_folder} teacher.optim.lr=1e-3"
+    return f"{task} {teacher} student.num_layers=2 optim.lr=1e-3 optim.batch_size=16 runtime.device=cpu".split()
 
 
 @pytest.fixture(scope="module")

@@ -149,14 +149,6 @@ def test_gradients_are_those_of_finite_differences(tokens: TokenSplit, term: Los
     assert torch.autograd.gradcheck(loss, given, fast_mode=True)
 
 
-def test_the_same_model_has_nothing_to_learn(tokens: TokenSplit) -> None:
-    model, batch = make("bert", dtype=torch.float64), tokens.batch(range(5))
-    explicit = LayerMapping(rule="explicit", layers=[[1], [2], [3]])
-    for term in (AttentionScoreLoss(explicit), TokenStateLoss(explicit, project=False), EmbeddingLoss(project=False)):
-        term.bind(shape(model), shape(model), Classes())
-        assert value(term, model, model, batch).item() == 0
-
-
 def test_a_live_teacher_gives_states_in_the_order_of_the_batch(tokens: TokenSplit) -> None:
     teacher, needs = make("bert"), FeatureRequest(states=frozenset({0, 2}))
     assert "the states of all tokens are not cached" in str(uncacheable_reason(needs, corpus=False))

@@ -51,20 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def arguments(folder: Path, tiny_bert_folder: Path) -> list[str]:
-    return [
-        "task=custom_tokens",
-        f"task.dataset={folder}",
-        "task.max_length=24",
-        "task.overlap=8",
-        "task.epochs=4",
-        "teacher=base",
-        f"teacher.source={tiny_bert_folder}",
-        "teacher.optim.lr=3e-3",
-        "student.num_layers=2",
-        "optim.lr=3e-3",
-        "optim.batch_size=16",
-        "runtime.device=cpu",
-    ]
+    task = f"task=custom_tokens task.dataset={folder} task.max_length=24 task.overlap=8 task.epochs=4"
+    teacher = f"teacher=base teacher.source={tiny_bert_folder} teacher.optim.lr=3e-3"
+    return f"{task} {teacher} student.num_layers=2 optim.lr=3e-3 optim.batch_size=16 runtime.device=cpu".split()
 
 
 @pytest.fixture(scope="session")
@@ -154,13 +143,8 @@ def test_unlabeled_sentences_are_a_transfer_set(
 ) -> None:
     """As words, or as texts that the tokenizer divides; both give the same pieces here."""
     parts = [f"transfer.parts.inputs.dataset={folder / name}", "transfer.parts.inputs.columns=[text]"]
-    student = [
-        "student=fresh",
-        "student.layers=2",
-        "student.width=32",
-        "student.heads=4",
-        f"student.tokenizer={tiny_bert_folder}",
-    ]
+    student = ["student=fresh", "student.layers=2", "student.width=32", "student.heads=4"]
+    student += [f"student.tokenizer={tiny_bert_folder}"]
     assert built(tokens("method=kd", "transfer=custom", *parts, *student))
 
 
@@ -301,17 +285,13 @@ def test_an_exported_student_scores_alike(runs: dict[str, Path]) -> None:
 def test_a_head_with_other_tags_is_refused(
     tokens: Callable[..., RunConfig], tiny_bert_folder: Path, tmp_path: Path
 ) -> None:
-    from transformers import AutoTokenizer, BertConfig, BertForTokenClassification
+    from transformers import AutoTokenizer, BertForTokenClassification
+
+    from helpers.families import config_of
 
     AutoTokenizer.from_pretrained(tiny_bert_folder).save_pretrained(tmp_path)
-    sizes: dict[str, Any] = {
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "intermediate_size": 32,
-    }
-    names = dict(enumerate(["O", "B-PER", "I-PER"]))
-    BertForTokenClassification(BertConfig(vocab_size=400, id2label=names, **sizes)).save_pretrained(tmp_path)
+    config = config_of("bert", id2label=dict(enumerate(["O", "B-PER", "I-PER"])))
+    BertForTokenClassification(config).save_pretrained(tmp_path)
     run = tokens("method=rkd", "teacher.fine_tuned=true", f"teacher.source={tmp_path}")
     with pytest.raises(UserError, match="its head has 3 outputs"):
         built(run)

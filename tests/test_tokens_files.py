@@ -106,12 +106,6 @@ def test_a_type_only_in_validation_is_refused(tmp_path: Path, wordpiece: Any) ->
     assert labels_of(again, wordpiece, tmp_path / "again", "validation") == [{"Cup": "B-EVENT"}]
 
 
-def test_a_tag_of_known_types_only_in_validation_is_read(tmp_path: Path) -> None:
-    task = task_of(save(tmp_path / "own", "Ann B-PER\na O", "Ann B-PER\nLee I-PER"))
-    assert words_and_tags(task, "validation") == [[("Ann", "B-PER"), ("Lee", "I-PER")]]
-    assert "I-PER" in task.labels
-
-
 TEXT = "\U0001f642\U0001f642 Ann from New York "
 BEGIN = TEXT.index("Ann"), TEXT.index("New")
 
@@ -207,11 +201,6 @@ def test_two_columns_of_labels_are_refused_with_both_named(row: dict[str, Any], 
         task_of(save(tmp_path / "own", rows_of([row]), name="{}.jsonl"))
 
 
-def test_parts_of_speech_beside_entities_are_not_read(tmp_path: Path) -> None:
-    row = {"tokens": ["Ann"], "pos_tags": ["N"], "upos": ["N"], "ner_tags": ["B-PER"]}
-    assert task_of(save(tmp_path / "own", rows_of([row]), name="{}.jsonl")).label == "ner_tags"
-
-
 def test_prodigy_with_its_tokens(tmp_path: Path) -> None:
     row = ANN | {"tokens": [{"text": "Ann", "start": 0, "end": 3, "id": 0}], "answer": "accept"}
     task = task_of(save(tmp_path / "own", rows_of([row]), name="{}.jsonl"))
@@ -267,12 +256,6 @@ def test_rows_that_do_not_fit_are_refused(row: dict[str, Any], problem: str, tmp
     with pytest.raises(UserError, match=problem) as refusal:
         task_of(save(tmp_path / "own", json.dumps(row) + "\n" + json.dumps(row), name="{}.jsonl"))
     assert len(str(refusal.value).splitlines()) <= 2
-
-
-def test_numbers_take_the_names_of_the_task(tmp_path: Path) -> None:
-    row = json.dumps({"tokens": ["a", "b"], "ner_tags": [0, 1]})
-    task = task_of(save(tmp_path / "own", f"{row}\n{row}", name="{}.jsonl"), labels=["O", "B-x", "I-x"])
-    assert words_and_tags(task)[0] == [("a", "O"), ("b", "B-x")]
 
 
 def test_parts_of_speech_need_accuracy(tmp_path: Path) -> None:

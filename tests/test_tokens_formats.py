@@ -146,50 +146,29 @@ NAMES = st.sampled_from([("tokens", "ner_tags"), ("words", "tags"), ("tokens", "
 @settings(max_examples=25)
 @given(st.data())
 def test_words_and_tags(data: st.DataObject) -> None:
-    """JSON lines and parquet, with names or numbers of tags; words may be empty or hold blanks."""
+    """With names or numbers of tags; words may be empty or hold blanks."""
     scheme = data.draw(st.sampled_from(SCHEMES))
     words = st.one_of(WORDS, st.sampled_from(["", " ", "New York", "\n"]))
     rows = [FIRST, *data.draw(st.lists(st.one_of(sentences(words), st.just(Made([], []))), max_size=4))]
     column, label = data.draw(NAMES)
-    form = data.draw(st.sampled_from(["names", "numbers", "parquet", "class names"]))
+    form = data.draw(st.sampled_from(["names", "numbers"]))
     tags = [row.tags(scheme) for row in rows]
     names = sorted({tag for row in tags for tag in row})
     fields: dict[str, Any] = {"columns": [column], "label": label} if column == "pieces" else {}
-    if form in ("numbers", "class names"):
-        fields |= {} if form == "class names" else {"labels": names}
+    if form == "numbers":
+        fields |= {"labels": names}
         values: list[Any] = [[names.index(tag) for tag in row] for row in tags]
     else:
         values = tags
     with TemporaryDirectory() as folder:
         for split in ("train", "validation"):
             path = Path(folder) / split
-            if form in ("parquet", "class names"):
-                save_parquet(path.with_suffix(".parquet"), column, label, rows, values, names, form == "class names")
-            else:
-                lines = [
-                    json.dumps({"id": number, column: row.words, label: value}, ensure_ascii=number % 2 == 0)
-                    for number, (row, value) in enumerate(zip(rows, values, strict=True))
-                ]
-                path.with_suffix(".jsonl").write_text("\n".join(lines), encoding="utf-8")
+            lines = [
+                json.dumps({"id": number, column: row.words, label: value}, ensure_ascii=number % 2 == 0)
+                for number, (row, value) in enumerate(zip(rows, values, strict=True))
+            ]
+            path.with_suffix(".jsonl").write_text("\n".join(lines), encoding="utf-8")
         assert_read(task_of(Path(folder), **fields), rows, scheme)
-
-
-def save_parquet(
-    file: Path, column: str, label: str, rows: Sequence[Made], values: Any, names: list[str], has_names: bool
-) -> None:
-    """As ``datasets`` writes it: the names of the classes are in the metadata of the schema."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    kind = pa.int64() if has_names else pa.string()
-    schema = pa.schema([(column, pa.list_(pa.string())), (label, pa.list_(kind))])
-    if has_names:
-        classes = {"feature": {"names": names, "_type": "ClassLabel"}, "_type": "Sequence"}
-        texts = {"feature": {"dtype": "string", "_type": "Value"}, "_type": "Sequence"}
-        schema = schema.with_metadata(
-            {"huggingface": json.dumps({"info": {"features": {column: texts, label: classes}}})}
-        )
-    pq.write_table(pa.table([[row.words for row in rows], values], schema=schema), file)
 
 
 @settings(max_examples=25)

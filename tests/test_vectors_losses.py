@@ -13,7 +13,6 @@ from sklearn.decomposition import PCA
 
 from distill_runner.common.errors import UserError
 from distill_runner.methods.base import Method, Progress
-from distill_runner.methods.outputs import Classes
 from distill_runner.methods.vectors import (
     MarginLoss,
     SimilarityLoss,
@@ -101,13 +100,6 @@ def test_gradients(distance: Any) -> None:
         assert torch.autograd.gradcheck(function, (student,))
 
 
-def test_equal_vectors_cost_nothing() -> None:
-    vectors = drawn(6, 4)
-    rotation = torch.linalg.qr(drawn(4, 4, seed=2)).Q
-    assert value(bound(VectorLoss("cosine"), 4, 4), vectors, 3 * vectors) == pytest.approx(0, abs=1e-12)
-    assert value(bound(SimilarityLoss(), 4, 4), vectors, vectors @ rotation) == pytest.approx(0, abs=1e-12)
-
-
 @pytest.mark.parametrize("splits", [1, 3])
 def test_principal_components_are_scikit_learn_s(splits: int) -> None:
     vectors = drawn(50, 6) * torch.tensor([5, 4, 3, 2, 1, 0.5]) + 2
@@ -173,12 +165,6 @@ def test_a_margin_reads_the_rows_of_the_batch() -> None:
 def test_what_does_not_fit_is_refused(term: Any, widths: tuple[int, int], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         bound(term, *widths)
-
-
-@pytest.mark.parametrize("term", [VectorLoss(), SimilarityLoss(), MarginLoss()], ids=lambda term: type(term).__name__)
-def test_classes_are_no_vectors(term: Any) -> None:
-    with pytest.raises(UserError, match="this task does not have"):
-        term.bind(shape(3), shape(3), Classes())
 
 
 def test_the_mean_of_an_ensemble_has_length_1() -> None:

@@ -16,6 +16,7 @@ from helpers.small_runs import few_fast
 from test_vectors_search import beir
 
 WIDTH = 16
+TEACHER = ["teacher=base", "teacher.source=teacher", "teacher.name=tiny", "teacher.fine_tuned=true"]
 
 
 def sentence(rng: random.Random) -> str:
@@ -37,16 +38,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(place: Path, *options: str, method: str = "vectors") -> tuple[Path, dict[str, object]]:
     """The folder and the result of a run."""
-    teacher = ["teacher=base", "teacher.source=teacher", "teacher.name=tiny", "teacher.fine_tuned=true"]
-    common = [
-        "task=custom_vectors",
-        "task.dataset=data",
-        "task.max_length=16",
-        "transfer=labeled",
-        "runtime.device=cpu",
-    ]
-    steps = ["optim.max_steps=4", "optim.batch_size=8", "student.num_layers=1", "runtime.threads=1"]
-    ended = distill_run(place, *common, *teacher, *steps, f"method={method}", *options)
+    task = "task=custom_vectors task.dataset=data task.max_length=16 transfer=labeled runtime.device=cpu"
+    steps = "optim.max_steps=4 optim.batch_size=8 student.num_layers=1 runtime.threads=1"
+    ended = distill_run(place, *task.split(), *TEACHER, *steps.split(), f"method={method}", *options)
     assert ended.code == 0, ended.err
     folder = Path(next(line.split()[-1] for line in ended.out.splitlines() if "folder" in line))
     result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").exists() else {}
@@ -112,15 +106,8 @@ def test_a_teacher_is_scored_by_retrieval(place: Path) -> None:
     folder = place / "beir"
     folder.mkdir()
     beir(folder)
-    options = (
-        "task=custom_retrieval",
-        "task.dataset=beir",
-        "task.max_length=16",
-        "runtime.device=cpu",
-        "stage=teacher",
-    )
-    teacher = ("teacher=base", "teacher.source=teacher", "teacher.name=tiny", "teacher.fine_tuned=true")
-    ended = distill_run(place, *options, *teacher, "method=vectors", "transfer=labeled")
+    options = "task=custom_retrieval task.dataset=beir task.max_length=16 runtime.device=cpu stage=teacher"
+    ended = distill_run(place, *options.split(), *TEACHER, "method=vectors", "transfer=labeled")
     assert ended.code == 0, ended.err
     assert "ndcg_at_10" in ended.out + ended.err
 

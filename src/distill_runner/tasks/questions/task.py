@@ -171,11 +171,11 @@ class QuestionsTask(Task):
         return {"language": language} if language else {}
 
     def examples(self, split: str) -> Any:
-        columns, labeled, trains = [*self.columns, self.label], not self.is_test(split), split == self.train
+        labeled, trains = not self.is_test(split), self.split_key(split) == "task.train"
+        options = [*self.columns, self.label], split, labeled and not self.unanswerable, trains
 
         def read() -> Iterator[Question]:
-            needs_answers = labeled and not self.unanswerable
-            yield from read_questions(read_rows(self, split), columns, split, needs_answers, trains)
+            yield from read_questions(read_rows(self, split), *options)
 
         return QuestionExamples(read, labeled, self.split_settings(split).get("language"))
 

@@ -26,21 +26,11 @@ log = logging.getLogger(__name__)
 
 OUTSIDE = -1
 """Character offset of tokens that are not in the context."""
-FILES = {
-    "ids": np.int32,
-    "segments": np.int8,
-    "offsets": np.int64,
-    "begins": np.int32,
-    "ends": np.int32,
-    "may_start": np.bool_,
-    "labels": np.int32,
-    "window_offsets": np.int64,
-    "contexts": np.int64,
-    "question_bytes": np.uint8,
-    "question_ends": np.int64,
-    "context_bytes": np.uint8,
-    "context_ends": np.int64,
-}
+FILES: dict[str, Any] = {"segments": np.int8, "may_start": np.bool_}
+FILES |= dict.fromkeys(("ids", "begins", "ends", "labels"), np.int32)
+FILES |= dict.fromkeys(("offsets", "window_offsets", "contexts", "question_ends", "context_ends"), np.int64)
+FILES |= dict.fromkeys(("question_bytes", "context_bytes"), np.uint8)
+"""Name of an array -> its type."""
 CHARACTERS_AT_ONCE = 2_000_000
 """Characters of questions and contexts tokenized together; their tokens need several times that many bytes."""
 

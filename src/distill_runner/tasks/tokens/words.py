@@ -33,19 +33,9 @@ Pieces = tuple[np.ndarray, np.ndarray, Ranges]
 """Tokens of a sentence without special tokens: ids (P,), word of each token (P,), and the ranges of its words."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 """Words of a text for tokenizers that do not say which characters a token covers."""
-FILES = {
-    "ids": np.int32,
-    "segments": np.int8,
-    "offsets": np.int64,
-    "heads": np.int32,
-    "head_offsets": np.int64,
-    "rows": np.int64,
-    "bounds": np.int64,
-    "begins": np.int32,
-    "ends": np.int32,
-    "tags": np.int32,
-    "head_tags": np.int32,
-}
+FILES: dict[str, Any] = {"segments": np.int8} | dict.fromkeys(("offsets", "head_offsets", "rows", "bounds"), np.int64)
+FILES |= dict.fromkeys(("ids", "heads", "begins", "ends", "tags", "head_tags"), np.int32)
+"""Name of an array -> its type."""
 
 
 class Words(TokenSplit):
