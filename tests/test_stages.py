@@ -17,7 +17,6 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
 from distill_runner.methods.config import parse_method
-from distill_runner.methods.predictions import HardLabels
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.sources import read_config, read_shape, with_padding
@@ -118,14 +117,6 @@ def test_methods_and_seeds_share_one_teacher(compose: Compose) -> None:
     assert all(spec == specs[0] for spec in specs)
 
 
-def test_a_new_version_of_a_term_is_another_method(
-    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = stage("seed=3").key
-    monkeypatch.setattr(HardLabels, "version", 2)
-    assert stage("seed=3").key != before
-
-
 def test_data_count_by_content_wherever_they_lie(
     stage: Callable[..., Stage], alp: Stage, tiny_task_folder: Path, tiny_bert_folder: Path, tmp_path: Path
 ) -> None:
@@ -224,15 +215,6 @@ def test_a_new_model_reads_as_many_tokens_whatever_its_padding_token(family: str
     assert built.get_input_embeddings().padding_idx == (1 if family == "mpnet" else padding)
     ids = torch.full((1, shape.max_length), 5)
     assert built(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.isfinite().all()
-
-
-def test_a_tokenizer_without_a_padding_token_is_refused_for_a_new_model() -> None:
-    with pytest.raises(UserError, match=r"model.tokenizer=gpt: has no padding token, which a new model needs"):
-        with_padding(ModelConfig(), "gpt", None)
-    named = ModelConfig(architecture={"model_type": "bert", "pad_token_id": 7})
-    assert with_padding(named, "gpt", None) == named
-    images = ModelConfig(architecture={"model_type": "resnet"})
-    assert with_padding(images, "gpt", 3) == images
 
 
 @pytest.mark.parametrize(
@@ -521,13 +503,6 @@ def test_a_chain_from_text_to_student(compose: Compose) -> None:
 def test_what_must_not_end_early_is_refused_patience(compose: Compose, given: list[str], stage: str, why: str) -> None:
     with pytest.raises(UserError, match=rf"stages\.{stage}\.optim\.patience=1: .*{why}"):
         compose(*given)
-
-
-def test_a_layer_without_an_epoch_is_told(compose: Compose, caplog: pytest.LogCaptureFixture) -> None:
-    for schedule, told in (("sid", False), ("pid", True)):
-        caplog.clear()
-        resolve(compose("method=internal", f"schedule={schedule}", "optim.epochs=2").stages, "student", "fp32")
-        assert ("gives 1 of 2 epochs to 2 layers" in caplog.text) == told
 
 
 def test_a_tokenizer_of_other_ids_does_not_read_copied_embeddings(

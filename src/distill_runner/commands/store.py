@@ -1,4 +1,4 @@
-"""``distill-run store``: list or delete the artifacts in a store. Imports neither Hydra nor torch."""
+"""``distill-run store``: list or delete the artifacts in a store."""
 
 import sys
 import time

@@ -7,7 +7,6 @@ split, so a split that is added later is scored without training anything.
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +34,6 @@ class FinalScores:
     def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
         self.stage, self.pipeline, self.task = stage, pipeline, stage.config.task
         self.models = stage.members or (stage,)
-        self._loaded = dict[Stage, Any]()
 
     @cached_property
     def splits(self) -> dict[str, Split]:
@@ -78,15 +76,13 @@ class FinalScores:
 
         def write(folder: Path) -> None:
             assert self.task is not None
-            outputs = [torch.from_numpy(self._predict(model, self.task.test[name])) for model in self.models]
+            pipeline, outputs = self.pipeline, []
+            for stage in self.models:
+                model = pipeline.device.place(load_model(pipeline.build(stage) / "model", stage.head))
+                split = pipeline.inputs.split(stage, self.task.test[name])
+                outputs.append(torch.from_numpy(predict(model, split, pipeline.device)))
             mean = (self.stage.ensemble_mean(outputs) if self.stage.members else outputs[0]).numpy()
             np.save(folder / OUTPUTS, mean)
             write_json(folder / METRICS, self.task.score(mean, self.splits[name]))
 
         return self.pipeline.store.get(self.spec(name), write)
-
-    def _predict(self, stage: Stage, split: str) -> np.ndarray:
-        if stage not in self._loaded:
-            model = load_model(self.pipeline.build(stage) / "model", stage.head)
-            self._loaded[stage] = self.pipeline.device.place(model)
-        return predict(self._loaded[stage], self.pipeline.inputs.split(stage, split), self.pipeline.device)
