@@ -6,7 +6,7 @@ The script knows the subcommands and their options. What is not a subcommand is 
 from argparse import Namespace
 from collections.abc import Iterable
 
-from distill_runner.commands.parser import SPELLINGS, SUBCOMMANDS, parser_of
+from distill_runner.commands.parser import SUBCOMMANDS, parser_of
 
 SHARED = """\
 # Tab completion of distill-run: eval "$(distill-run completion {shell})"
@@ -75,7 +75,6 @@ def script(shell: str) -> str:
 
 def _subcommand(name: str) -> str:
     """Return the branch of the script that completes a subcommand."""
-    spellings = [name, *(spelling for spelling, meaning in SPELLINGS.items() if meaning == name)]
     actions = parser_of(name)._actions
     options = [option for action in actions for option in action.option_strings]
     cases: dict[str, Iterable[str]] = {'*" -"*': options}
@@ -83,6 +82,6 @@ def _subcommand(name: str) -> str:
         if action.choices and action.option_strings:
             cases = {f'"{option} "*': action.choices for option in action.option_strings} | cases
         elif action.choices:  # such an argument is always the first one
-            cases |= {f'"{spelling} "*': action.choices for spelling in spellings}
+            cases |= {f'"{name} "*': action.choices}
     lines = (f"        {pattern}) printf '%s\\n' {' '.join(candidates)} ;;" for pattern, candidates in cases.items())
-    return "\n".join([f"    {' | '.join(spellings)})", '        case "$previous $word" in', *lines, "        esac ;;"])
+    return "\n".join([f"    {name})", '        case "$previous $word" in', *lines, "        esac ;;"])

@@ -5,14 +5,11 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from math import inf
 from pathlib import Path
 from typing import NoReturn
 
-from distill_runner import __version__
 from distill_runner.common.errors import UserError, suggestion
 
 RUNS = Path("outputs/runs")
@@ -28,6 +25,8 @@ ANALYSES = {
     "states": "[CLS] states of students and teacher (states.png)",
 }
 DEVICE_HELP = "auto, cpu, cuda or cuda:1 (default: %(default)s)"
+RUN_WORDS = {"train", "run", "fit", "distill", "finetune", "fine-tune"}
+"""Subcommands of other tools that train; here, training has none."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,57 +44,81 @@ class Subcommand:
         function: module in ``distill_runner.commands`` and function in it, ``module:function``. The function takes the
             parsed options and returns the exit code, or None for 0.
         summary: what the subcommand does, in one line.
-        add_options: adds the options to a parser.
         notes: text that ``--help`` prints after the options.
+        add_options: adds the options to a parser.
     """
 
     function: str
     summary: str
-    add_options: Callable[[Parser], None]
     notes: str
+    add_options: Callable[[Parser], None]
 
 
+SUBCOMMANDS: dict[str, Subcommand] = {}
+
+
+def _subcommand(function: str, summary: str, notes: str) -> Callable[[Callable[[Parser], None]], None]:
+    """Register the decorated function, ``_<name>``, as what adds the options of the subcommand ``<name>``."""
+
+    def register(add_options: Callable[[Parser], None]) -> None:
+        SUBCOMMANDS[add_options.__name__[1:]] = Subcommand(function, summary, notes, add_options)
+
+    return register
+
+
+@_subcommand(
+    "table:show_table",
+    "print the table of all runs, at any time",
+    """examples:
+  distill-run table --task rte mrpc --format latex --out table.tex
+  distill-run table --method alp rkd --compare alp rkd
+""",
+)
 def _table(parser: Parser) -> None:
     _add_folders(parser)
     parser.add_argument("--format", choices=FORMATS, default="terminal", help="default: %(default)s")
     _add_out(parser, "file to write instead of standard output")
     _add_filters(parser)
-    parser.add_argument(
-        "--compare",
-        nargs="+",
-        action="append",
-        default=[],
-        metavar="ROW",
-        help="test the first row, or method, against the others; may be repeated",
-    )
+    compare = "test the first row, or method, against the others; may be repeated"
+    parser.add_argument("--compare", nargs="+", action="append", default=[], metavar="ROW", help=compare)
     _add_margin(parser)
     parser.add_argument("--title", default="distill-run", help="title of the HTML page")
-    parser.add_argument(
-        "--picture", nargs="+", type=Path, default=[], metavar="FILE", help="pictures to embed in the HTML page"
-    )
+    pictures = "pictures to embed in the HTML page"
+    parser.add_argument("--picture", nargs="+", type=Path, default=[], metavar="FILE", help=pictures)
 
 
+@_subcommand(
+    "table:show_comparison",
+    "test the first row of the table against each of the others",
+    """examples:
+  distill-run compare alp nkd rkd pkd ckd             four tests, with Holm's correction
+  distill-run compare alp rkd --margin 0.5            better, worse, the same within 0.5 points, or undecided
+  distill-run compare alp rkd --looks 2               two more seeds were run after a look at three
+""",
+)
 def _compare(parser: Parser) -> None:
     parser.add_argument("rows", nargs="+", metavar="ROW", help="row of the table, or method that has only one row")
     parser.add_argument("--runs", nargs="+", type=Path, default=[RUNS], help=f"folders of runs (default: {RUNS})")
     _add_filters(parser)
     _add_margin(parser)
-    parser.add_argument(
-        "--looks",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="how often the seeds so far were tested, this time included, if some were added after a look (default: 1)",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("terminal", "markdown", "json", "picture"),
-        default="terminal",
-        help="picture: a forest plot of the differences, with the margin (default: %(default)s)",
-    )
+    looks = "how often the seeds so far were tested, this time included, if some were added after a look (default: 1)"
+    parser.add_argument("--looks", type=_positive(int), default=1, metavar="N", help=looks)
+    formats = ("terminal", "markdown", "json", "picture")
+    picture = "picture: a forest plot of the differences, with the margin (default: %(default)s)"
+    parser.add_argument("--format", choices=formats, default="terminal", help=picture)
     _add_out(parser, "file to write instead of standard output")
 
 
+@_subcommand(
+    "table:draw_curves",
+    "draw scores against the size of the student or of the data",
+    """The figures are those of the well-read students (Turc et al. 2019, Figures 5 to 10) and of the internal
+representations (Aguilar et al. 2020, Figures 2, 3 and 6 to 9).
+
+example:
+  distill-run curves --by size --task mnli --out figure.png
+""",
+)
 def _curves(parser: Parser) -> None:
     _add_folders(parser)
     parser.add_argument("--by", choices=AXES, default="size", help="what the axis shows (default: %(default)s)")
@@ -104,45 +127,76 @@ def _curves(parser: Parser) -> None:
     parser.add_argument("--order", nargs="+", default=[], metavar="VALUE", help="values that come first on the axis")
 
 
+@_subcommand(
+    "analyze:analyze",
+    "compare predictions, attention and states of students with their teacher",
+    "analyses:\n"
+    + "".join(f"  {name:10} {meaning}\n" for name, meaning in ANALYSES.items())
+    + """
+Models and predictions are read from the store of the runs. All runs must have the same task and the same teacher.
+
+example:
+  distill-run analyze states outputs/runs/sst2-pkd-0123456789ab outputs/runs/sst2-alp-0123456789ab --layers 2 3
+""",
+)
 def _analyze(parser: Parser) -> None:
     parser.add_argument("what", choices=ANALYSES, help="kind of analysis; see below")
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file of the picture: .png, .pdf or .svg")
-    parser.add_argument(
-        "--example", type=int, default=0, help="attention: example of the validation split, counted from 0"
-    )
+    example = "attention: example of the validation split, counted from 0"
+    parser.add_argument("--example", type=int, default=0, help=example)
     parser.add_argument("--head", type=int, default=0, help="attention: attention head, counted from 0")
-    parser.add_argument(
-        "--layers", type=int, nargs="+", help="alpha, states: student layers (default: 1; all with a teacher layer)"
-    )
-    parser.add_argument(
-        "--samples", type=int, help="samples, alpha, states: number of examples (default: 4, 10 and 100)"
-    )
+    layers = "alpha, states: student layers (default: 1; all with a teacher layer)"
+    parser.add_argument("--layers", type=int, nargs="+", help=layers)
+    samples = "samples, alpha, states: number of examples (default: 4, 10 and 100)"
+    parser.add_argument("--samples", type=int, help=samples)
 
 
+@_subcommand(
+    "predict:predict",
+    "write a student's predictions for a file: classes with probabilities, or answers",
+    """examples:
+  distill-run predict outputs/runs/rte-alp-0123456789ab my_pairs.csv
+  distill-run predict outputs/runs/custom-alp-0123456789ab new.jsonl --out predictions.csv
+""",
+)
 def _predict(parser: Parser) -> None:
     parser.add_argument("run", type=Path, help="folder of a finished run")
-    file_help = (
+    formats = (
         "CSV, TSV, JSON, JSON lines or Parquet, with the task's columns; .conll; or .txt, with a text in each line"
     )
-    parser.add_argument("file", type=Path, help=file_help)
+    parser.add_argument("file", type=Path, help=formats)
     parser.add_argument("--encoding", metavar="NAME", help="encoding of the file, such as cp1252 (default: UTF-8)")
     _add_out(parser, "CSV file to write, JSON lines or .conll for labels of words (default: standard output)")
     parser.add_argument("--device", default="auto", help=DEVICE_HELP)
 
 
+@_subcommand(
+    "predict:submit",
+    "write students' predictions for the test sets, in the format of GLUE's leaderboard",
+    """For a student that answers questions, the file holds answers by question id, for the evaluation scripts of
+SQuAD and MLQA.
+
+example:
+  distill-run submit outputs/runs/rte-alp-* outputs/runs/cola-alp-* --out submission.zip --fill
+""",
+)
 def _submit(parser: Parser) -> None:
     parser.add_argument("folders", nargs="+", type=Path, help="folders of finished runs, one for each task")
     _add_out(parser, "submission.zip, or answers.json for questions", required=True)
-    parser.add_argument(
-        "--split",
-        metavar="NAME",
-        help="split to answer, for questions (default: the first test split, else the first validation split)",
-    )
+    split = "split to answer, for questions (default: the first test split, else the first validation split)"
+    parser.add_argument("--split", metavar="NAME", help=split)
     parser.add_argument("--fill", action="store_true", help="write constants for the tasks without a student")
     parser.add_argument("--device", default="auto", help=DEVICE_HELP)
 
 
+@_subcommand(
+    "export:export_run",
+    "export a student to ONNX, check it against torch, and measure what each form costs to run",
+    """example:
+  distill-run export outputs/runs/sst2-alp-0123456789ab --threads 4 --examples 500 --push me/my-student
+""",
+)
 def _export(parser: Parser) -> None:
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch and ONNX Runtime (default: 1)")
@@ -154,36 +208,55 @@ def _export(parser: Parser) -> None:
     parser.add_argument("--public", action="store_true", help="with --push: to a public repository")
 
 
+@_subcommand(
+    "store:manage_store",
+    "list or delete the artifacts in a store",
+    """examples:
+  distill-run store list --kind stage --unused        list the stages that no finished run was made from
+  distill-run store delete --key 1a2b --key 3c4d      delete two artifacts
+  distill-run store delete --damaged --partial --yes  delete what is not complete, without asking
+A run builds missing artifacts again. The folder of a run has its own copy of the student, which stays.
+""",
+)
 def _store(parser: Parser) -> None:
-    from distill_runner.pipeline.inventory import KINDS
-
     parser.add_argument("action", nargs="?", choices=["list", "delete"], default="list")
     folder = os.environ.get("DISTILL_STORE_DIR", "outputs/store")
     parser.add_argument("--store", default=folder, help="folder of the store (default: %(default)s)")
-    parser.add_argument("--kind", action="append", default=[], help=f"all artifacts of this kind: {', '.join(KINDS)}")
-    parser.add_argument(
-        "--key", action="append", default=[], help="one artifact, by the first digits of its key; may be repeated"
-    )
+    parser.add_argument("--kind", action="append", default=[], help="all artifacts of this kind, such as checkpoints")
+    key = "one artifact, by the first digits of its key; may be repeated"
+    parser.add_argument("--key", action="append", default=[], help=key)
     parser.add_argument("--unused", action="store_true", help="artifacts that no finished run in --runs was made from")
-    parser.add_argument(
-        "--damaged", action="store_true", help="artifacts whose files have changed since they were built"
-    )
-    parser.add_argument(
-        "--partial", action="store_true", help="unfinished artifacts, from which an interrupted run may resume"
-    )
+    parser.add_argument("--damaged", action="store_true", help="artifacts whose files have changed")
+    parser.add_argument("--partial", action="store_true", help="unfinished artifacts, with which a run may go on")
     parser.add_argument("--runs", default=str(RUNS), help="folder that holds the run folders (default: %(default)s)")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
+@_subcommand(
+    "dashboard:make_dashboard",
+    "create a view with panels for distillation in a W&B project",
+    """examples:
+  distill-run dashboard --project my-project --sweep alp_kd-table1-1a2b3c4d
+  distill-run dashboard --print > dashboard.json
+""",
+)
 def _dashboard(parser: Parser) -> None:
     parser.add_argument("--project", default="distill-run", help="as in tracker.project (default: %(default)s)")
     parser.add_argument("--entity", help="user or team, as in tracker.entity (default: the account's own)")
     parser.add_argument("--sweep", help="show only the runs of this sweep, by the name of its folder in outputs/sweeps")
-    parser.add_argument(
-        "--print", action="store_true", help="print the dashboard as JSON instead; needs no account and no network"
-    )
+    as_json = "print the dashboard as JSON instead; needs no account and no network"
+    parser.add_argument("--print", action="store_true", help=as_json)
 
 
+@_subcommand(
+    "track:track",
+    "send finished runs to W&B, Trackio, MLflow or TensorBoard",
+    """Curves are read from metrics.jsonl. A run that is repeated with tracker=<name> is sent in the same way.
+
+example:
+  distill-run track outputs/runs/* --tracker trackio --project my-project
+""",
+)
 def _track(parser: Parser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="run", help="folders of finished runs")
     parser.add_argument("--tracker", default="wandb", help="wandb, trackio, mlflow or tensorboard (default: wandb)")
@@ -192,6 +265,13 @@ def _track(parser: Parser) -> None:
     parser.add_argument("--group", help="as in tracker.group (default: that of the run)")
 
 
+@_subcommand(
+    "completion:print_completion",
+    "print the tab completion for a shell",
+    """example:
+  eval "$(distill-run completion bash)"               for this shell; put it in ~/.bashrc or ~/.zshrc to keep it
+""",
+)
 def _completion(parser: Parser) -> None:
     parser.add_argument("shell", choices=SHELLS)
 
@@ -206,37 +286,29 @@ def _add_filters(parser: Parser) -> None:
 
 
 def _add_margin(parser: Parser) -> None:
-    parser.add_argument(
-        "--margin",
-        type=_margin,
-        metavar="POINTS",
-        help="also test whether rows differ by less than this: better, worse, the same, or undecided",
-    )
+    margin = "also test whether rows differ by less than this: better, worse, the same, or undecided"
+    parser.add_argument("--margin", type=_positive(float), metavar="POINTS", help=margin)
 
 
-def _margin(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (margin := float(text)) < inf:
-            return margin
-    raise UserError("--margin", text, "is no positive number of points", "Example: --margin 0.5")
+def _positive(number: type[int] | type[float]) -> Callable[[str], float]:
+    """Return the function that reads a positive, finite number of an option."""
 
+    def read(text: str) -> float:
+        if not 0 < (value := number(text)) < float("inf"):
+            raise ValueError
+        return value
 
-def _count(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise UserError("--looks", text, "is no number of at least 1")
+    read.__name__ = "positive number"  # in argparse's message
+    return read
 
 
 def _add_out(parser: Parser, help_text: str, required: bool = False) -> None:
-    parser.add_argument("--out", type=_new_file, metavar="FILE", help=help_text, required=required)
+    def new_file(name: str) -> Path:
+        if not Path(name).absolute().parent.is_dir():  # before any work
+            raise UserError("--out", name, "its folder does not exist")
+        return Path(name)
 
-
-def _new_file(name: str) -> Path:
-    """Return the path of a file to write, after checking before any work that its folder exists."""
-    file = Path(name)
-    if not file.absolute().parent.is_dir():
-        raise UserError("--out", file, "its folder does not exist")
-    return file
+    parser.add_argument("--out", type=new_file, metavar="FILE", help=help_text, required=required)
 
 
 def write_file(file: Path, content: str | bytes) -> None:
@@ -251,135 +323,6 @@ def write_file(file: Path, content: str | bytes) -> None:
         raise UserError("--out", file, f"cannot be written: {error.strerror}") from error
 
 
-SUBCOMMANDS = {
-    "table": Subcommand(
-        "table:show_table",
-        "print the table of all runs, at any time",
-        _table,
-        """examples:
-  distill-run table                                   all runs in outputs/runs
-  distill-run table --task rte mrpc --format latex --out table.tex
-  distill-run table --method alp rkd --compare alp rkd
-  distill-run table --format picture --out methods.png
-""",
-    ),
-    "compare": Subcommand(
-        "table:show_comparison",
-        "test the first row of the table against each of the others",
-        _compare,
-        """examples:
-  distill-run compare alp rkd
-  distill-run compare alp nkd rkd pkd ckd             four tests, with Holm's correction
-  distill-run compare alp rkd --margin 0.5            better, worse, the same within 0.5 points, or undecided
-  distill-run compare alp rkd pkd --margin 1 --format picture --out forest.png
-  distill-run compare alp rkd --looks 2               two more seeds were run after a look at three
-  distill-run compare alp rkd --task rte --runs outputs/runs my_runs
-""",
-    ),
-    "curves": Subcommand(
-        "table:draw_curves",
-        "draw scores against the size of the student or of the data",
-        _curves,
-        """The figures are those of the well-read students (Turc et al. 2019, Figures 5 to 10) and of the internal
-representations (Aguilar et al. 2020, Figures 2, 3 and 6 to 9).
-
-examples:
-  distill-run curves --by size --task mnli --out figure.png
-  distill-run curves outputs/runs my_runs --by share --out shares.pdf
-""",
-    ),
-    "analyze": Subcommand(
-        "analyze:analyze",
-        "compare predictions, attention and states of students with their teacher",
-        _analyze,
-        "analyses:\n"
-        + "".join(f"  {name:10} {meaning}\n" for name, meaning in ANALYSES.items())
-        + """
-Models and predictions are read from the store of the runs. All runs must have the same task and the same teacher.
-
-examples:
-  distill-run analyze agreement outputs/runs/sst2-alp-*
-  distill-run analyze states outputs/runs/sst2-pkd-0123456789ab outputs/runs/sst2-alp-0123456789ab --layers 2 3
-""",
-    ),
-    "predict": Subcommand(
-        "predict:predict",
-        "write a student's predictions for a file: classes with probabilities, or answers",
-        _predict,
-        """examples:
-  distill-run predict outputs/runs/rte-alp-0123456789ab my_pairs.csv
-  distill-run predict outputs/runs/custom-alp-0123456789ab new.jsonl --out predictions.csv
-""",
-    ),
-    "submit": Subcommand(
-        "predict:submit",
-        "write students' predictions for the test sets, in the format of GLUE's leaderboard",
-        _submit,
-        """For a student that answers questions, the file holds answers by question id, for the evaluation scripts of
-SQuAD and MLQA.
-
-examples:
-  distill-run submit outputs/runs/rte-alp-* outputs/runs/cola-alp-* --out submission.zip --fill
-""",
-    ),
-    "export": Subcommand(
-        "export:export_run",
-        "export a student to ONNX, check it against torch, and measure what each form costs to run",
-        _export,
-        """examples:
-  distill-run export outputs/runs/sst2-alp-0123456789ab
-  distill-run export outputs/runs/sst2-alp-0123456789ab --threads 4 --examples 500 --push me/my-student
-""",
-    ),
-    "store": Subcommand(
-        "store:manage_store",
-        "list or delete the artifacts in a store",
-        _store,
-        """examples:
-  distill-run store                                   list the artifacts, their sizes, and what each was made from
-  distill-run store list --kind stage --unused        list the stages that no finished run was made from
-  distill-run store delete --kind checkpoints         delete the teachers' checkpoints
-  distill-run store delete --key 1a2b --key 3c4d      delete two artifacts
-  distill-run store delete --unused                   delete what no finished run was made from
-  distill-run store delete --damaged --partial --yes  delete what is not complete, without asking
-A run builds missing artifacts again. The folder of a run has its own copy of the student, which stays.
-""",
-    ),
-    "dashboard": Subcommand(
-        "dashboard:make_dashboard",
-        "create a view with panels for distillation in a W&B project",
-        _dashboard,
-        """examples:
-  distill-run dashboard --project my-project --sweep alp_kd-table1-1a2b3c4d
-  distill-run dashboard --print > dashboard.json
-""",
-    ),
-    "track": Subcommand(
-        "track:track",
-        "send finished runs to W&B, Trackio, MLflow or TensorBoard",
-        _track,
-        """Curves are read from metrics.jsonl. A run that is repeated with tracker=<name> is sent in the same way.
-
-examples:
-  distill-run track outputs/runs/rte-alp-0123456789ab
-  distill-run track outputs/runs/* --tracker trackio --project my-project
-""",
-    ),
-    "completion": Subcommand(
-        "completion:print_completion",
-        "print the tab completion for a shell",
-        _completion,
-        """examples:
-  eval "$(distill-run completion bash)"               for this shell; put it in ~/.bashrc or ~/.zshrc to keep it
-""",
-    ),
-}
-SPELLINGS = {"analyse": "analyze"}
-"""Other spellings of subcommands."""
-RUN_WORDS = {"train", "run", "fit", "distill", "finetune", "fine-tune"}
-"""Subcommands of other tools that train; here, training has none."""
-
-
 def subcommand_of(arguments: Sequence[str]) -> str | None:
     """Return the subcommand that the first argument names; None for the arguments of a run.
 
@@ -388,7 +331,7 @@ def subcommand_of(arguments: Sequence[str]) -> str | None:
     """
     if not arguments or not re.fullmatch(r"[A-Za-z][\w-]*", arguments[0]):
         return None
-    name = SPELLINGS.get(arguments[0], arguments[0])
+    name = arguments[0]
     if name not in SUBCOMMANDS:
         problem = "is neither a subcommand nor of the form <key>=<value>"
         remedy = "Leave it out: distill-run task=rte." if name.lower() in RUN_WORDS else suggestion(name, SUBCOMMANDS)
@@ -406,7 +349,6 @@ def parser_of(name: str) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommand.add_options(parser)
-    parser.add_argument("--version", action="version", version=f"distill-run {__version__}")
     return parser
 
 

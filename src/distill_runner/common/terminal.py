@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 15.0
 BAR = 8
-"""Columns that a bar has at least. The losses, which come last, are shortened first."""
+"""Columns that a bar has at least."""
 
 
 class Stages:
@@ -50,12 +50,6 @@ class Stages:
         """Return the progress bar of a stage that begins; on a terminal the bar is visible at once."""
         return Bar(self, stage)
 
-    def seconds_after(self, stage: str, seconds: float) -> float:
-        """Return the estimated seconds of all stages after ``stage``, which itself takes ``seconds``."""
-        names = list(self.work)
-        later_work = sum(self.work[name] for name in names[names.index(stage) + 1 :]) if stage in names else 0.0
-        return seconds * later_work / self.work[stage] if later_work and self.work[stage] else 0.0
-
 
 class Bar:
     """Progress bar of one stage (see ``Stages``)."""
@@ -63,76 +57,45 @@ class Bar:
     def __init__(self, stages: Stages, stage: str) -> None:
         self.stages, self.stage = stages, stage
         self.last_line = 0.0
-        self.first_share: float | None = None  # at this process's first report: a resumed stage begins midway
-        self.last_report = time.monotonic()
-        self.training = self.evaluating = 0.0
-        self.evaluations = 0
+        self.first: tuple[float, float] | None = None  # time and share of the first report: a stage may resume midway
         rich = stages.rich
         self.task = rich.add_task(stage, total=None, terms="first steps", speed="", time="") if rich else None
 
     def show(self, values: Mapping[str, Any], step: int, epoch: float) -> None:
-        seconds = time.monotonic() - self.last_report
-        self.last_report += seconds
         if "share_done" not in values:
-            self.evaluating += seconds
-            self.evaluations += 1
-            scores = "  ".join(
-                f"{key.removeprefix('validation/')} {_score(key, value)}" for key, value in values.items()
-            )
-            log.info("%s  epoch %g  %s", self.stage, round(epoch, 2), scores)
+            scores = (f"{key.removeprefix('validation/')} {_score(key, value)}" for key, value in values.items())
+            log.info("%s  epoch %g  %s", self.stage, round(epoch, 2), "  ".join(scores))
             return
-        losses = [f"{key.removeprefix('loss/')} {value:.4f}" for key, value in _losses(values).items()]
+        now, share = time.monotonic(), values["share_done"]
+        # The total loss, and the weighted loss of each term, which add up to it.
+        losses = {key: value for key, value in values.items() if key == "loss" or key.startswith("loss/")}
         columns = {
-            "time": self._time_left(values["share_done"], epoch, seconds),
+            "time": self._time_left(now, share),
             "speed": f"{values['examples_per_second']:.0f} ex/s",
-            "terms": "  ".join(losses),
+            "terms": "  ".join(
+                f"{key.removeprefix('loss/')} {losses[key]:.4f}"
+                for key in sorted(losses, key=lambda key: key != "loss")
+            ),
         }
         if self.stages.rich and self.task is not None:
-            width = self.stages.rich.console.width - _width_without_losses(self.stage, columns)
-            columns["terms"] = _fitting(losses, width)
-            self.stages.rich.update(self.task, total=1, completed=values["share_done"], **columns)
-        elif self.last_report - self.last_line > SECONDS_BETWEEN_LINES:
-            self.last_line = self.last_report
-            parts = f"{100 * values['share_done']:3.0f} %  epoch {epoch:.2f}", *columns.values()
+            self.stages.rich.update(self.task, total=1, completed=share, **columns)
+        elif now - self.last_line > SECONDS_BETWEEN_LINES:
+            self.last_line = now
+            parts = f"{100 * share:3.0f} %  epoch {epoch:.2f}", *columns.values()
             log.info("%s  %s", self.stage, "  ".join(filter(None, parts)))
 
-    def _time_left(self, share: float, epoch: float, seconds: float) -> str:
-        """Return the time left of the stage and of all stages.
-
-        It follows from the pace of training and, separately, of the evaluation that ends each epoch.
-        """
-        if self.first_share is None:
-            self.first_share = share
+    def _time_left(self, now: float, share: float) -> str:
+        """Return the time left of the stage and of all stages, from the pace so far."""
+        self.first = self.first or (now, share)
+        begin, first_share = self.first
+        if share <= first_share:
             return ""
-        self.training += seconds
-        if share <= self.first_share:
-            return ""
-        training = self.training / (share - self.first_share)
-        evaluation = self.evaluating / max(self.evaluations, 1)
-        epochs = epoch / share
-        remaining = training * (1 - share) + evaluation * (epochs - int(epoch))
-        later = self.stages.seconds_after(self.stage, training + evaluation * epochs)
-        return f"{duration(remaining)} left" + (f" (all: {duration(remaining + later)})" if later else "")
-
-
-def _losses(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the total loss, and the weighted loss of each term, which add up to it."""
-    terms = {key: value for key, value in values.items() if key.startswith("loss/")}
-    return {key: values[key] for key in ("loss",) if key in values} | terms
-
-
-def _width_without_losses(stage: str, columns: Mapping[str, str]) -> int:
-    """Return the columns of a bar without its losses, with blanks between them."""
-    return len(stage) + 1 + BAR + 1 + len("100%") + 1 + len(columns["time"]) + 1 + len(columns["speed"]) + 1
-
-
-def _fitting(parts: Sequence[str], width: int) -> str:
-    """Return the first ``parts`` that fit into ``width`` columns, with an ellipsis in place of the others."""
-    for count in range(len(parts), -1, -1):
-        text = "  ".join(parts[:count]) + " …" * (0 < count < len(parts))
-        if len(text) <= width:
-            return text
-    return ""
+        whole, work = (now - begin) / (share - first_share), self.stages.work
+        names = [*work]
+        later = sum(work[name] for name in names[names.index(self.stage) + 1 :]) if work.get(self.stage) else 0.0
+        remaining = whole * (1 - share)
+        total = f" (all: {duration(remaining + whole * later / work[self.stage])})" if later else ""
+        return f"{duration(remaining)} left{total}"
 
 
 def duration(seconds: float) -> str:
@@ -154,13 +117,16 @@ def _bars() -> Any:
     from rich.console import Console
     from rich.table import Column
 
+    def fixed(text: str) -> progress.TextColumn:
+        return progress.TextColumn(text, table_column=Column(no_wrap=True))
+
     columns = (
-        progress.TextColumn("[bold]{task.description}"),
+        fixed("[bold]{task.description}"),
         progress.BarColumn(bar_width=None, table_column=Column(min_width=BAR, ratio=1)),
         progress.TaskProgressColumn(),
-        progress.TextColumn("[yellow]{task.fields[time]}", table_column=Column(no_wrap=True)),
-        progress.TextColumn("[green]{task.fields[speed]}", table_column=Column(no_wrap=True)),
-        progress.TextColumn("[cyan]{task.fields[terms]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        fixed("[yellow]{task.fields[time]}"),
+        fixed("[green]{task.fields[speed]}"),
+        progress.TextColumn("[cyan]{task.fields[terms]}", table_column=Column(no_wrap=True, ratio=3)),
     )
     return progress.Progress(*columns, console=Console(stderr=True), expand=True)
 
