@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import images, plans, training
-from benchmarks.breakdown import breakdown
+from benchmarks import images, plans
 from benchmarks.competitors import competitor
-from benchmarks.contest import Result, contest, is_narrow, largest_loss_difference, largest_weight_difference, trained
+from benchmarks.contest import Result, contest, largest_loss_difference, largest_weight_difference, trained
 from benchmarks.machine import student_operations
 from benchmarks.setting import BATCH, Setting, fill_targets, prepare
 from benchmarks.tables import summary, table
@@ -74,18 +73,6 @@ def test_sorted_batches_hold_the_same_texts_with_less_padding(setting: Setting) 
     assert padded[1] < padded[0]
 
 
-def test_rounds_end_when_ratios_are_known() -> None:
-    """A busy machine takes minutes for rounds that say nothing new."""
-    first = Result("first", rates=[1.0] * 4, cpu_rates=[1.0] * 4)
-    close = Result("close", rates=[1.0] * 4, cpu_rates=[2.0, 2.01, 1.99, 2.0])
-    wide = Result("wide", rates=[1.0] * 4, cpu_rates=[2.0, 2.5, 1.5, 2.0])
-    assert is_narrow([first, close], 0.02)
-    assert not is_narrow([first, close, wide], 0.02)
-    assert not is_narrow([first, close], 0.001)
-    two = [Result("", rates=[1.0] * 2, cpu_rates=[1.0] * 2)] * 2
-    assert not is_narrow(two, 0.02)
-
-
 def test_operations_by_hand() -> None:
     """Two layers of width 2: a token's matrix products take 24 * 4 = 96, its attention 4 * 3 * 2 = 24 at length 3."""
     shape = EncoderShape(num_layers=2, width=2, num_heads=1, num_labels=2, vocab_size=9, model_type="bert")
@@ -112,15 +99,6 @@ def test_tables_compare_round_by_round(setting: Setting) -> None:
         "| slow | 1.00 |",
         "| fast | 3.00 |",
     ]
-
-
-def test_a_breakdown_names_operators_and_their_shares(setting: Setting) -> None:
-    time, _, head, _, *rows = breakdown(setting, 500).splitlines()
-    assert time.endswith("an update of 32 examples")
-    assert head == f"| {setting.task.name}, 2 layers | calls | share |"
-    shares = {row.split(" | ")[0][2:]: float(row.split(" | ")[2].rstrip("% |")) for row in rows}
-    assert sum(shares.values()) == pytest.approx(100, abs=0.05 * len(shares))
-    assert shares["aten::addmm"] > 0
 
 
 def test_the_naive_loop_has_a_teacher_to_train_and_a_student_to_judge(setting: Setting) -> None:
@@ -160,13 +138,6 @@ def test_a_command_is_measured_with_its_output(tmp_path: Path) -> None:
         plans.measured(["task=rtee"], tmp_path)
 
 
-def test_the_time_of_a_plan_is_read_from_its_line() -> None:
-    single = "teacher: hit\ntime: 26 s (student 26 s) on a free machine, about 2 min with the 20%; disk: 0.1 GB\n"
-    assert plans.Measured(1, 1, single).estimate == "26 s (student 26 s) on a free machine, about 2 min with the 20%"
-    assert plans.Measured(1, 1, "disk: 0.1 GB\ntime: 3 h with one worker\n").estimate == "3 h with one worker"
-    assert plans.Measured(1, 1, "a run").estimate == ""
-
-
 def test_loops_over_images_have_the_same_losses(capsys: pytest.CaptureFixture[str]) -> None:
     """A loop that trains otherwise would be no baseline."""
     small = ["--teacher", "8", "--steps", "4", "--repeats", "1", "--views", "2", "--size", "8", "--batch", "16"]
@@ -174,14 +145,3 @@ def test_loops_over_images_have_the_same_losses(capsys: pytest.CaptureFixture[st
     differences = re.findall(r"losses differ by at most (\S+)", capsys.readouterr().out)
     assert len(differences) == 4
     assert max(map(float, differences)) < 1e-4
-
-
-@pytest.mark.slow
-def test_the_command(tiny_bert_folder: Path, overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """In processes of their own, one round of one update."""
-    where = ["--task", "custom", "--layers", "2", "--width", "32", "--tokenizer", str(tiny_bert_folder)]
-    much = ["--steps", "1", "--repeats", "1", "--threads", "1", "--competitors", "naive", "distill_run*2", "--"]
-    training.main([*where, *much, *overrides])
-    printed = capsys.readouterr().out
-    assert "| naive loop |" in printed
-    assert "| distill-run, fp32, 2 processes |" in printed

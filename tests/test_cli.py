@@ -7,11 +7,10 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.compose.command_line import hydra_arguments
 from distill_runner.compose.folders import choices
-from distill_runner.pipeline.store import IN_USE, is_complete
+from distill_runner.pipeline.store import IN_USE
 from distill_runner.training.devices import Device
 from helpers.command import Ended, distill_run
 
@@ -185,42 +184,7 @@ def test_a_plan_trains_nothing(tmp_path: Path, inputs: tuple[str, ...]) -> None:
     assert not list(tmp_path.rglob("result.json"))
 
 
-@pytest.mark.slow
-def test_a_plan_leaves_the_folder_of_the_same_run_alone(tmp_path: Path, inputs: tuple[str, ...]) -> None:
-    """The run may be reading its inputs, when its folder holds nothing but Hydra's files and the log."""
-    command = (*inputs, "method=nkd", "teacher.optim.max_steps=2", "optim.max_steps=2")
-    assert distill_run(tmp_path, *command).code == 0
-    (run,) = (tmp_path / "outputs" / "runs").iterdir()
-    for file in [*run.iterdir()]:
-        if file.name not in (".hydra", "distill-run.log"):
-            shutil.rmtree(file) if file.is_dir() else file.unlink()
-    assert distill_run(tmp_path, *command, "plan=true").code == 0
-    assert list((tmp_path / "outputs" / "runs").iterdir()) == [run]
-    assert {file.name for file in run.iterdir()} == {".hydra", "distill-run.log"}
-
-
 # Running.
-
-
-def test_a_run_computes_without_denormals(
-    tmp_path: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from distill_runner import running
-    from distill_runner.pipeline.planning import plan
-
-    halves = []
-
-    def half() -> int:
-        """The bits of half of a denormal number."""
-        return int((torch.tensor([1 << 16], dtype=torch.int32).view(torch.float32) * 0.5).view(torch.int32))
-
-    def observed(*arguments: Any) -> Any:
-        halves.append(half())
-        return plan(*arguments)
-
-    monkeypatch.setattr(running, "plan", observed)
-    distill_run(tmp_path, *inputs, "method=alp", "plan=true")
-    assert (halves, half()) == ([0], 1 << 15)
 
 
 def test_a_run_leaves_its_result(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
@@ -288,31 +252,6 @@ def test_the_same_command_again_is_a_hit(alp: Ended, workplace: Path, inputs: tu
 
 
 @pytest.mark.slow
-def test_what_is_saved_into_the_model_of_a_run_does_not_reach_the_store(
-    alp: Ended, workplace: Path, inputs: tuple[str, ...], tmp_path: Path
-) -> None:
-    from safetensors.torch import load_file
-    from transformers import AutoModelForSequenceClassification
-
-    copy = shutil.copytree(workplace, tmp_path / "copy")
-    folder = copy / run_folder(alp).relative_to(workplace)
-    again = distill_run(copy, *inputs, "method=alp")
-    artifact = copy / "outputs/store/stage" / result_of(again)["key"]
-    stored = {file.stat().st_ino for file in (copy / "outputs/store").rglob("*")}
-    assert not stored & {file.stat().st_ino for file in folder.rglob("*")}
-    model: Any = AutoModelForSequenceClassification.from_pretrained(folder / "model")
-    with torch.no_grad():
-        model.classifier.bias += 1
-    model.save_pretrained(folder / "model")
-    for file in (folder / "model").iterdir():
-        with file.open("r+b") as stream:
-            stream.write(b"#")
-    assert is_complete(artifact, checksums=True)
-    assert distill_run(copy, *inputs, "method=alp").code == 0
-    assert load_file(folder / "model/model.safetensors").keys() == model.state_dict().keys()
-
-
-@pytest.mark.slow
 def test_a_plan_tells_time_and_disk_and_waits_for_no_gpu(
     workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,24 +313,6 @@ def test_another_method_shares_the_teacher(alp: Ended, workplace: Path, inputs: 
 
 
 @pytest.mark.slow
-def test_scores_as_labels(tmp_path: Path, tiny_task_folder: Path, inputs: tuple[str, ...]) -> None:
-    for split in ("train", "validation"):
-        with (tiny_task_folder / f"{split}.csv").open(newline="") as file:
-            rows = [{**row, "label": 5 * (row["label"] == "yes") - 0.5} for row in csv.DictReader(file)]
-        with (tmp_path / f"{split}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-    kind = (f"task.dataset={tmp_path}", "task.type=regression", "task.metrics=[pearson,spearman]")
-    ended = distill_run(tmp_path, *inputs, *kind, "method=rkd")
-    assert ended.code == 0, ended.err
-    result = result_of(ended)
-    assert list(result["metrics"]) == ["pearson", "spearman"]
-    assert (result["metric"], result["student"]["num_labels"]) == ("pearson", 1)
-    assert -1 <= result["score"] <= 1
-
-
-@pytest.mark.slow
 def test_a_sweep_goes_on_behind_a_point_that_fails(alp: Ended, workplace: Path, inputs: tuple[str, ...]) -> None:
     ended = distill_run(workplace, *inputs, "-m", "method=pkd,nkd", "mapping=all", "optim.clip=null")
     assert ended.code == 1
@@ -405,36 +326,6 @@ def test_a_sweep_with_an_unknown_choice_does_not_begin(workplace: Path, inputs: 
     ended = distill_run(workplace, *inputs, "-m", "seed=1", "method=nkd,pdk")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("method=pdk: there is no such choice\n  Did you mean 'pd'?")
-
-
-@pytest.mark.slow
-def test_tensorboard_gets_the_curves(tmp_path: Path, inputs: tuple[str, ...]) -> None:
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    ended = distill_run(tmp_path, *inputs, "method=alp", "tracker=tensorboard")
-    events = accumulators.EventAccumulator(str(run_folder(ended) / "tensorboard")).Reload()
-    assert {"loss/kd", "validation/accuracy", "teacher/loss/ce"} <= set(events.Tags()["scalars"])
-    scores = [event.value for event in events.Scalars("validation/accuracy")]
-    assert max(scores) == pytest.approx(result_of(ended)["score"])
-
-
-@pytest.mark.slow
-def test_wandb_is_tracked_offline(tmp_path: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb")
-    wandb.teardown()
-    for name in ("HOME", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    ended = distill_run(tmp_path, *inputs, "method=alp", "tracker=wandb", "tracker.project=pilot")
-    wandb.teardown()
-    result = result_of(ended)
-    (run,) = (run_folder(ended) / "wandb").glob(f"offline-run-*-{result['key']}")
-    inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(run)]
-    found = json.loads(subprocess.run(inspect, capture_output=True, check=True).stdout)
-    assert (found["project"], found["exit_code"]) == ("pilot", 0)
-    assert found["config"]["loss"]["temperature"] == 10
-    summary = found["summary"]
-    assert summary["score"] == result["score"]
-    assert {"loss/kd", "intermediate/alpha_entropy_1", "validation/accuracy", "results"} <= summary.keys()
 
 
 @pytest.mark.slow
@@ -523,36 +414,6 @@ def test_a_full_gpu_is_told_with_what_helps(
     assert all(name in remedy for name in ("batch_size", "accumulation", "gradient_checkpointing", "workers_per_gpu"))
     (status,) = tmp_path.glob("outputs/runs/*/status.json")
     assert json.loads(status.read_text())["status"] == "failed"
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path: Path, inputs: tuple[str, ...]) -> None:
-    arguments = (*inputs, "method=ckd", "optim.epochs=30")
-    first, second = tmp_path / "whole", tmp_path / "interrupted"
-    first.mkdir()
-    second.mkdir()
-    whole = distill_run(first, *arguments)
-    with subprocess.Popen(
-        command(*arguments), cwd=second, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("student  epoch 3 "):
-                process.send_signal(signal.SIGINT)
-                break
-        rest = process.stderr.read()
-    assert process.returncode == 130
-    assert rest.endswith("interrupted: repeat the command to resume\n")
-    assert "Traceback" not in rest
-    (file,) = second.glob("outputs/runs/*/status.json")
-    assert json.loads(file.read_text())["status"] == "interrupted"
-    resumed = distill_run(second, *arguments)
-    assert "resuming after step" in resumed.err
-    assert "stage teacher" not in resumed.err
-    same = ("key", "score", "metrics", "best_epoch", "epochs", "steps", "teacher_score", "num_params")
-    assert {key: result_of(resumed)[key] for key in same} == {key: result_of(whole)[key] for key in same}
-    weights = [(run_folder(ended) / "model" / "model.safetensors").read_bytes() for ended in (whole, resumed)]
-    assert weights[0] == weights[1]
 
 
 # Bad inputs, as docs/bad-inputs.md lists them.
@@ -697,18 +558,6 @@ def test_the_whole_error_is_shown_on_demand(workplace: Path, monkeypatch: pytest
     assert os.environ["HYDRA_FULL_ERROR"] == "1"
 
 
-@pytest.mark.slow
-def test_a_bad_input_to_the_real_script(tmp_path: Path) -> None:
-    run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
-    short = run(command("optim.lr=abc"), capture_output=True, text=True, cwd=tmp_path, env=environment())
-    assert (short.returncode, short.stdout, short.stderr) == (2, "", "optim.lr=abc: must be a number\n")
-    full = environment(HYDRA_FULL_ERROR="1")
-    whole = run(command("optim.lr=abc"), capture_output=True, text=True, cwd=tmp_path, env=full)
-    assert whole.returncode != 0
-    assert "Traceback" in whole.stderr
-    assert "optim.lr=abc: must be a number" in whole.stderr
-
-
 @pytest.mark.parametrize("key", ["teacher.source", "student.init.source", "task.dataset"])
 def test_an_unreachable_hub_is_told_at_once(
     workplace: Path, inputs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, key: str
@@ -754,17 +603,6 @@ def test_a_bare_command_is_the_help_and_the_version_is_ours(tmp_path: Path) -> N
 @pytest.mark.parametrize("how", [["student.num_layers=99"], ["plan=true"]])
 def test_what_does_not_run_leaves_no_folder(tmp_path: Path, inputs: tuple[str, ...], how: list[str]) -> None:
     distill_run(tmp_path, *inputs, "method=nkd", *how)
-    assert not list(tmp_path.glob("outputs/runs/*"))
-
-
-@pytest.mark.slow
-def test_a_library_may_log_at_the_exit_of_what_did_not_run(tmp_path: Path) -> None:
-    late = "import atexit, logging; atexit.register(lambda: logging.getLogger().warning('late'))"
-    script = f"{late}; from distill_runner.cli import main; main()"
-    given = ["hydra.mode=RUN", "task=demo_sentences", "method=nkd", "optim.epochs=-1"]
-    ended = subprocess.run([sys.executable, "-c", script, *given], cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
     assert not list(tmp_path.glob("outputs/runs/*"))
 
 

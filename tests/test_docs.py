@@ -8,13 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from distill_runner.commands.parser import parser_of, subcommand_of
 from distill_runner.report.collect import read_results
-from helpers import families, tiny_tokenizers
 from helpers.command import distill_run
 
 ROOT = Path(__file__).parents[1]
@@ -179,48 +177,6 @@ def test_the_commands_of_a_language_models_scores_run(tmp_path: Path, tiny_bert_
         if words[0] == "task=custom":
             assert "scores   p_bad, p_good = bad, good: " in ended.out + ended.err
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 101
-
-
-SMALLER = ROOT / "docs" / "tutorials" / "modernbert.md"
-
-
-@pytest.mark.slow
-def test_the_commands_of_a_smaller_modernbert_run(tmp_path: Path) -> None:
-    """In their order, with a tiny ModernBERT of random weights in place of those of the hub, and few updates."""
-    tiny_tokenizers.make("modernbert").save_pretrained(tmp_path / "tiny")
-    ids: dict[str, Any] = {f"{name}_token_id": 900 + number for name, number in (("cls", 4), ("sep", 5), ("pad", 6))}
-    families.make("modernbert", masked_lm=True, vocab_size=910, num_hidden_layers=8, **ids).save_pretrained(
-        tmp_path / "tiny"
-    )
-    (tmp_path / "my_folder").mkdir()
-    for split in ("train", "validation"):
-        rows = [
-            f'"{text[:60].replace(chr(34), "")}",{("good", "bad")[n % 2]}'
-            for n, text in enumerate(tiny_tokenizers.texts()[:24])
-        ]
-        (tmp_path / "my_folder" / f"{split}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    blocks = re.findall(r"^```sh\n(.*?)^```", SMALLER.read_text(), re.MULTILINE | re.DOTALL)
-    commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
-    assert [words[0] for words in commands] == ["task=custom"] * 3 + ["predict", "export"]
-    for words in commands:
-        if words[0] == "export":
-            pytest.importorskip("onnxruntime")
-        elif words[0] == "task=custom":
-            source = f"student.init.source={tmp_path / 'tiny'}" if "student=ettin_32m" in words else "optim.epochs=1"
-            words = [
-                *words,
-                f"teacher.source={tmp_path / 'tiny'}",
-                source,
-                "optim.max_steps=2",
-                "teacher.optim.max_steps=2",
-            ]
-            words += ["task.max_length=32", "runtime.device=cpu"]
-        runs = sorted((tmp_path / "outputs" / "runs").glob("*-alp-*"))
-        ended = distill_run(tmp_path, *(word.replace("<run>", runs[0].name if runs else "") for word in words))
-        assert ended.code == 0, ended.err
-        if words[0] == "task=custom":
-            assert "tokens   student: " in ended.out + ended.err
-    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 25
 
 
 def replaced(words: Sequence[str], others: Sequence[str]) -> list[str]:

@@ -38,11 +38,6 @@ def key_of_student(place: Path, *overrides: str) -> str:
     return line.split()[2]
 
 
-def test_the_example_is_short() -> None:
-    assert len((EXAMPLE / "my_terms.py").read_text().splitlines()) <= 30
-    assert len((EXAMPLE / "conf/method/relational.yaml").read_text().splitlines()) <= 15
-
-
 @pytest.mark.slow
 def test_editing_a_term_gives_a_new_key(place: Path) -> None:
     before, again = key_of_student(place), key_of_student(place, "loss.delta=2")
@@ -85,12 +80,6 @@ def test_a_folder_given_by_name_goes_before_that_of_the_working_folder(place: Pa
     (result,) = (json.loads(file.read_text()) for file in place.glob("outputs/runs/*/result.json"))
     assert result["command"].endswith(" --config-dir elsewhere")
     assert distill_run(place, "--config-dir=nowhere", *COMMAND).err == "--config-dir=nowhere: there is no such folder\n"
-
-
-@pytest.mark.slow
-def test_a_folder_of_another_program_is_left_alone(place: Path) -> None:
-    (place / "conf/config.yaml").write_text("theirs: true\n")
-    assert distill_run(place, *COMMAND[:4], "method=nkd", "plan=true").code == 0
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill_runner.common.errors import quantity
-
 ROOT = Path(__file__).parents[1]
 STYLE = (ROOT / "docs" / "style.md").read_text().partition("\n## Names that are not used\n")[2]
 BANNED = {name for row in re.findall(r"^\| (`.*?) \|", STYLE, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
@@ -47,24 +45,3 @@ def test_no_banned_name_is_defined() -> None:
         problems += [f"{name}:{line} {word}" for line, word in definitions(file.read_text())]
         problems += [f"{name}: a module" for part in (file.stem, file.parent.name) if part.strip("_") in BANNED]
     assert not problems, "\n".join([f"{len(problems)} banned names (docs/style.md):", *problems])
-
-
-NOUNS = "epochs|layers|points|workers|files|rows|steps|seeds"
-SEVERAL = {
-    "{len(values)} rows", "{points[1]} points", "{comparison.shared} seeds", "{seeds} seeds", "{MAX_SEEDS} seeds",
-    "{len(of_side)} rows", "{data.config or 'data'} files", "{count} steps", "{num_epochs} epochs",
-    "{num_layers} layers", "{num_workers} workers", "{len(seeds)} seeds", "{len(FILES)} files",
-}  # fmt: skip
-"""Counts before nouns that are above 1, or totals of which there is a part."""
-
-
-def test_counts_agree_with_their_nouns() -> None:
-    """``1 epochs`` was printed in eight places; ``quantity`` gives count and noun."""
-    pattern = re.compile(rf"\{{[^{{}}]*\}} (?:more )?(?:{NOUNS})\b")
-    matches = {text for file in (ROOT / "src").rglob("*.py") for text in pattern.findall(file.read_text())}
-    assert matches - SEVERAL == set(), "write {quantity(count, 'epoch')}"
-    assert (quantity(1, "epoch"), quantity(0, "epoch"), quantity(0.5, "point", "g")) == (
-        "1 epoch",
-        "0 epochs",
-        "0.5 points",
-    )

@@ -72,25 +72,21 @@ def compose(*overrides: str) -> "RunConfig":
     Raises:
         UserError: the command line would refuse an override, with the same message; or the overrides are a sweep.
     """
-    from distill_runner.compose.explain import user_facing_error
-    from distill_runner.compose.run_config import typed_run
-
-    config = composed(*_of_one_run(overrides))
-    try:
-        run = typed_run(config, overrides)
-    except UserError as error:
-        raise user_facing_error(error, config, overrides) from error
-    return run
+    return _typed(overrides)[1]
 
 
-def _of_one_run(overrides: Sequence[str]) -> Sequence[str]:
-    """Return the overrides of a single run.
+def _typed(overrides: Sequence[str]) -> "tuple[DictConfig, RunConfig]":
+    """Return the configuration of a single run, as Hydra composes it and in typed form.
 
     Raises:
-        UserError: an experiment or a sweep file makes several runs of them.
+        UserError: as for ``compose``.
     """
     from hydra.types import RunMode
 
+    from distill_runner.compose.explain import user_facing_error
+    from distill_runner.compose.run_config import typed_run
+
+    config = composed(*overrides)
     groups = [override for override in overrides if override.startswith(("experiment=", "sweep="))]
     if groups and "hydra.mode=RUN" not in overrides:
         hydra = composed(*overrides, hydra=True).hydra
@@ -102,7 +98,10 @@ def _of_one_run(overrides: Sequence[str]) -> Sequence[str]:
             remedy = f"Choose {names} for one of its runs; distill-run {groups[-1]} makes them all."
             key, _, value = groups[-1].partition("=")
             raise UserError(key, value, problem, remedy)
-    return overrides
+    try:
+        return config, typed_run(config, overrides)
+    except UserError as error:
+        raise user_facing_error(error, config, overrides) from error
 
 
 def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True) -> RunResult:
@@ -128,19 +127,17 @@ def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True)
     from distill_runner.compose.explain import user_facing_error
     from distill_runner.compose.parts import resolved_settings
     from distill_runner.compose.resolvers import run_key
-    from distill_runner.compose.run_config import typed_run
     from distill_runner.compose.unread import unread_settings
     from distill_runner.running import run_stage
 
     outputs = Path(outputs).absolute()
     all_overrides = [*overrides]
-    config = composed(*_of_one_run(all_overrides))
+    config, typed = _typed(all_overrides)
     if config.store.dir == DEFAULT_STORE and "DISTILL_STORE_DIR" not in os.environ:
         all_overrides.append(f"store.dir={outputs / 'store'}")
-        config = composed(*_of_one_run(all_overrides))
+        config, typed = _typed(all_overrides)
     folder = outputs / "runs" / run_key(_root_=config)
     try:
-        typed = typed_run(config, all_overrides)
         for line in unread_settings(config, typed, overrides):
             log.warning("warning: %s", line)
         with _printed_log(progress):

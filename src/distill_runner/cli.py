@@ -1,6 +1,6 @@
 """Console script ``distill-run``: start a subcommand, such as ``distill-run table``, or a run.
 
-A subcommand does not import what runs need, and a run does not import what subcommands need.
+What each of them needs is imported only when it starts, so that ``--help`` and tab completion are fast.
 """
 
 import logging
@@ -31,9 +31,12 @@ def main() -> None:
         except SystemExit as error:
             code = error.code
         except (Exception, KeyboardInterrupt) as error:
-            if show_traceback and isinstance(error, Exception):
+            known = resource_error(error) or error
+            is_known = isinstance(known, UserError | TrainingError | KeyboardInterrupt)
+            if not is_known or (show_traceback and isinstance(error, Exception)):
                 raise
-            code = _print_error(error)
+            text, code = message_and_exit_code(known)
+            print(text, file=sys.stderr)
     if problem := output_error():
         print(f"standard output: {problem}", file=sys.stderr)
         code = code or 1
@@ -70,15 +73,3 @@ def _start(arguments: Sequence[str]) -> int:
 
     compose_and_run(arguments)
     return 0
-
-
-def _print_error(error: BaseException) -> int:
-    """Print a known error in one or two lines, and return its exit code; raise any other error again."""
-    known_error: BaseException | None = resource_error(error)
-    if known_error is None and isinstance(error, UserError | TrainingError | KeyboardInterrupt):
-        known_error = error
-    if known_error is None:
-        raise error
-    text, code = message_and_exit_code(known_error)
-    print(text, file=sys.stderr)
-    return code

@@ -38,7 +38,12 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         hydra = HydraConfig.get()
         if hydra.runtime.choices["hydra/sweeper"] != "grid":  # which prints a table of its own
             folders.append(Path(hydra.runtime.output_dir).absolute())
-        result = _run_point(config)
+        if (count := num_launched()) > 1:
+            problem = f"a sweep trains many models, but torchrun has started {count} processes for one"
+            raise UserError("--multirun", None, problem, "Start the sweep without torchrun: hydra/launcher=...")
+        from distill_runner.sweeping.isolation import run_isolated
+
+        result = run_isolated(run, config, preload="distill_runner.running")
         states.append(str(result.get("status")))
         return result
 
@@ -46,18 +51,13 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         compose_and_call(_run_single, run_point, arguments)
     finally:
         if folders:
-            _print_table(folders)
+            from distill_runner.report.collect import read_results
+            from distill_runner.report.formats import terminal
+            from distill_runner.report.rows import tabulate
+
+            print(terminal(tabulate(read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())]))))
     if folders and {"failed", "killed"} & {*states}:
         sys.exit(1)
-
-
-def _print_table(folders: Sequence[Path]) -> None:
-    """Print the table of the points that a sweeper has chosen, each once."""
-    from distill_runner.report.collect import read_results
-    from distill_runner.report.formats import terminal
-    from distill_runner.report.rows import tabulate
-
-    print(terminal(tabulate(read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())]))))
 
 
 def _run_single(config: DictConfig) -> Mapping[str, Any]:
@@ -82,16 +82,6 @@ def _remove_unused_folder(folder: Path) -> None:
                     logging.root.removeHandler(handler)
                     handler.close()
             shutil.rmtree(folder)
-
-
-def _run_point(config: DictConfig) -> Mapping[str, Any]:
-    """Run a point of a sweep in a separate process."""
-    if (count := num_launched()) > 1:
-        problem = f"a sweep trains many models, but torchrun has started {count} processes for one"
-        raise UserError("--multirun", None, problem, "Start the sweep without torchrun: hydra/launcher=...")
-    from distill_runner.sweeping.isolation import run_isolated
-
-    return run_isolated(run, config, preload="distill_runner.running")
 
 
 def run(config: DictConfig) -> Mapping[str, Any]:
