@@ -39,8 +39,6 @@ def commands(page: Path) -> Iterator[tuple[str, ...]]:
 COMMANDS = sorted({(str(page.relative_to(ROOT)), command) for page in PAGES for command in commands(page)})
 
 
-def test_there_are_commands() -> None:
-    assert len(COMMANDS) > 30
 
 
 REFUSED = {

@@ -57,10 +57,6 @@ def test_the_losses_that_are_shown_add_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert "divergence" not in text
 
 
-def test_alps_line_keeps_stage_percent_and_time_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    alp = {"loss/intermediate": 12.3456, "loss": 13.8456, "examples_per_second": 1234.5}
-    *_, line = [line for line in re.split(r"[\r\n]", shown(monkeypatch, 80, **alp)) if line.strip()]
-    assert re.match(r"teacher .* 50% \d+ s left \(all: \d+ s\) 123\d ex/s loss 13\.8456 .*…", line), line
 
 
 def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

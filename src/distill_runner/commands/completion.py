@@ -4,7 +4,6 @@ The script knows the subcommands and their options. What is not a subcommand is 
 """
 
 from argparse import Namespace
-from collections.abc import Iterable
 
 from distill_runner.commands.parser import SUBCOMMANDS, parser_of
 
@@ -67,21 +66,13 @@ def print_completion(options: Namespace) -> None:
 
 def script(shell: str) -> str:
     """Return the script for ``bash`` or ``zsh``."""
-    shared = SHARED.format(
-        shell=shell, names=" ".join(SUBCOMMANDS), subcommands="\n".join(map(_subcommand, SUBCOMMANDS))
-    )
+    branches = []
+    for name in SUBCOMMANDS:
+        actions = parser_of(name)._actions  # private: argparse lists its options nowhere else
+        cases = {f"{option} ": action.choices for action in actions for option in action.option_strings}
+        cases[" -"] = [option for action in actions for option in action.option_strings]
+        cases[f"{name} "] = next((action.choices for action in actions if not action.option_strings), None)
+        lines = (f"        *\"{end}\"*) printf '%s\\n' {' '.join(words)} ;;" for end, words in cases.items() if words)
+        branches.append("\n".join([f"    {name})", '        case "$previous $word" in', *lines, "        esac ;;"]))
+    shared = SHARED.format(shell=shell, names=" ".join(SUBCOMMANDS), subcommands="\n".join(branches))
     return shared + {"bash": BASH, "zsh": ZSH}[shell]
-
-
-def _subcommand(name: str) -> str:
-    """Return the branch of the script that completes a subcommand."""
-    actions = parser_of(name)._actions
-    options = [option for action in actions for option in action.option_strings]
-    cases: dict[str, Iterable[str]] = {'*" -"*': options}
-    for action in actions:
-        if action.choices and action.option_strings:
-            cases = {f'"{option} "*': action.choices for option in action.option_strings} | cases
-        elif action.choices:  # such an argument is always the first one
-            cases |= {f'"{name} "*': action.choices}
-    lines = (f"        {pattern}) printf '%s\\n' {' '.join(candidates)} ;;" for pattern, candidates in cases.items())
-    return "\n".join([f"    {name})", '        case "$previous $word" in', *lines, "        esac ;;"])
