@@ -320,10 +320,10 @@ def test_rows_that_cannot_be_found(names: tuple[str, ...], said: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--margin", "0"], "--margin=0: is no positive number of points"),
-        (["--margin", "half"], "--margin=half: is no positive number of points"),
-        (["--margin", "inf"], "--margin=inf: is no positive number of points"),
-        (["--looks", "0"], "--looks=0: is no number of at least 1"),
+        (["--margin", "0"], "--margin=0: must be a positive number"),
+        (["--margin", "half"], "--margin=half: must be a positive number"),
+        (["--margin", "inf"], "--margin=inf: must be a positive number"),
+        (["--looks", "0"], "--looks=0: must be a positive number"),
     ],
 )
 def test_wrong_margins_and_looks_are_refused(arguments: list[str], message: str) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -102,7 +103,7 @@ def _compare(parser: Parser) -> None:
     _add_filters(parser)
     _add_margin(parser)
     looks = "how often the seeds so far were tested, this time included, if some were added after a look (default: 1)"
-    parser.add_argument("--looks", type=_positive(int), default=1, metavar="N", help=looks)
+    parser.add_argument("--looks", type=_positive("--looks", int), default=1, metavar="N", help=looks)
     formats = ("terminal", "markdown", "json", "picture")
     picture = "picture: a forest plot of the differences, with the margin (default: %(default)s)"
     parser.add_argument("--format", choices=formats, default="terminal", help=picture)
@@ -287,18 +288,18 @@ def _add_filters(parser: Parser) -> None:
 
 def _add_margin(parser: Parser) -> None:
     margin = "also test whether rows differ by less than this: better, worse, the same, or undecided"
-    parser.add_argument("--margin", type=_positive(float), metavar="POINTS", help=margin)
+    parser.add_argument("--margin", type=_positive("--margin", float), metavar="POINTS", help=margin)
 
 
-def _positive(number: type[int] | type[float]) -> Callable[[str], float]:
+def _positive(option: str, number: type[int] | type[float]) -> Callable[[str], float]:
     """Return the function that reads a positive, finite number of an option."""
 
     def read(text: str) -> float:
-        if not 0 < (value := number(text)) < float("inf"):
-            raise ValueError
-        return value
+        with suppress(ValueError):
+            if 0 < (value := number(text)) < float("inf"):
+                return value
+        raise UserError(option, text, "must be a positive number")
 
-    read.__name__ = "positive number"  # in argparse's message
     return read
 
 
