@@ -109,7 +109,7 @@ def _content(config: DictConfig, stages: Mapping[str, StageConfig]) -> dict[str,
         if name != TEMPLATE and name not in bases:
             bases[name] = OmegaConf.to_container(config.stages[name], resolve=True)
             names += [bases[name][INHERITS]] if bases[name].get(INHERITS) else []
-    parts = {"stages": bases, "teacher": {"source": config.teacher.source}}
+    parts: dict[str, Any] = {"stages": bases, "teacher": {"source": config.teacher.source}}
     if any(stage.get(INHERITS) == TEMPLATE for stage in bases.values()):
         parts[TEMPLATE] = OmegaConf.to_container(config[TEMPLATE], resolve=True)
     complete = complete_stages(parts)
@@ -135,9 +135,8 @@ def _without_unread(stage: Mapping[str, Any], typed: StageConfig) -> dict[str, A
 
 
 def _leaves(node: Mapping[Any, Any] | DictConfig) -> Iterator[tuple[str, Any]]:
-    if OmegaConf.is_config(node):
-        node = OmegaConf.to_container(node, resolve=False)  # type: ignore[assignment]
-    for key, value in node.items():
+    plain: Any = OmegaConf.to_container(node, resolve=False) if isinstance(node, DictConfig) else node
+    for key, value in plain.items():
         if isinstance(value, Mapping) and value:
             yield from ((f"{key}.{inner}", leaf) for inner, leaf in _leaves(value))
         else:
