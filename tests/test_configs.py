@@ -200,8 +200,6 @@ def test_a_teacher_comes_from_its_source(teacher: str, compose: Compose, located
     assert built.config.num_hidden_layers == 4
 
 
-
-
 @pytest.mark.parametrize(("role", "name"), [("teacher", "compact"), ("student", "pretrained_compact")])
 def test_the_compact_models(role: str, name: str, compose: Compose) -> None:
     for layers, width in zip(range(2, 13, 2), itertools.cycle(HEADS)):  # composing all 24 would say the same
@@ -326,8 +324,6 @@ def test_pro_kds_recipes(
         assert stages["assistant"].model.source == "FacebookAI/roberta-base"
         assert stages["assistant"].model.num_layers is None
         assert (stages["assistant"].teacher, student.teacher) == ("teacher", "assistant")
-
-
 
 
 def test_weights_may_not_sum_to_more_than_1(compose: Compose) -> None:

@@ -39,8 +39,6 @@ def commands(page: Path) -> Iterator[tuple[str, ...]]:
 COMMANDS = sorted({(str(page.relative_to(ROOT)), command) for page in PAGES for command in commands(page)})
 
 
-
-
 REFUSED = {
     "pip": "changes the environment of the tests",
     "export": "names a folder of the reader",

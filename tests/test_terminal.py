@@ -57,8 +57,6 @@ def test_the_losses_that_are_shown_add_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert "divergence" not in text
 
 
-
-
 def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
