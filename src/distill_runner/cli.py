@@ -31,11 +31,11 @@ def main() -> None:
         except SystemExit as error:
             code = error.code
         except (Exception, KeyboardInterrupt) as error:
-            known = resource_error(error) or error
-            is_known = isinstance(known, UserError | TrainingError | KeyboardInterrupt)
+            shown_error = resource_error(error) or error
+            is_known = isinstance(shown_error, UserError | TrainingError | KeyboardInterrupt)
             if not is_known or (show_traceback and isinstance(error, Exception)):
                 raise
-            text, code = message_and_exit_code(known)
+            text, code = message_and_exit_code(shown_error)
             print(text, file=sys.stderr)
     if problem := output_error():
         print(f"standard output: {problem}", file=sys.stderr)

@@ -90,11 +90,11 @@ class Bar:
         begin, first_share = self.first
         if share <= first_share:
             return ""
-        whole, work = (now - begin) / (share - first_share), self.stages.work
+        stage_seconds, work = (now - begin) / (share - first_share), self.stages.work
         names = [*work]
         later = sum(work[name] for name in names[names.index(self.stage) + 1 :]) if work.get(self.stage) else 0.0
-        remaining = whole * (1 - share)
-        total = f" (all: {duration(remaining + whole * later / work[self.stage])})" if later else ""
+        remaining = stage_seconds * (1 - share)
+        total = f" (all: {duration(remaining + stage_seconds * later / work[self.stage])})" if later else ""
         return f"{duration(remaining)} left{total}"
 
 
