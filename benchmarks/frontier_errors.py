@@ -18,6 +18,7 @@ from scipy.special import ndtr, ndtri
 from benchmarks.error_rates import DIFFICULTY
 from distill_runner.common.terminal import markdown_table
 from distill_runner.deploy.frontier import FrontierRow, with_tests
+from distill_runner.deploy.measure import RunningCost
 from distill_runner.report.statistics import ALPHA, holm
 
 SIMULATIONS, SEEDS, TEACHER, MARGIN = 2_000, 3, 0.91, 0.01
@@ -32,6 +33,7 @@ CASES = {
 SIZES = (200, 872, 5_000)
 START, END = "<!-- frontier errors -->", "<!-- end of frontier errors -->"
 Rule = Callable[[Sequence[FrontierRow]], set[int]]
+COST = RunningCost({50: 1.0}, 1.0)
 
 
 def differences(generator: np.random.Generator, lacking: Sequence[float], examples: int) -> np.ndarray:
@@ -59,7 +61,7 @@ def p_not_worse(of_examples: np.ndarray) -> np.ndarray:
 def rows_of(p_values: np.ndarray) -> list[FrontierRow]:
     """Return the rows of a frontier, whose sizes fall by student and from float32 to int8."""
     return [
-        FrontierRow(f"{number}", form, "cut", None, size - 10 * number, SEEDS, 0.0, (0.0, 0.0), 0.0, float(p))
+        FrontierRow(f"{number}", form, "cut", size - 10 * number, SEEDS, 0.0, (0.0, 0.0), 0.0, float(p), COST)
         for form, size, of_form in zip(("ONNX", "ONNX int8"), (200, 100), p_values, strict=True)
         for number, p in enumerate(of_form)
     ]

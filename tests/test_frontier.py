@@ -26,14 +26,12 @@ from distill_runner.deploy.frontier import (
     FrontierRow,
     choice,
     conclusion,
-    find_slower_pairs,
     pareto,
     table,
     teacher_notes,
     with_tests,
 )
-from distill_runner.deploy.machine import MachineState, conditions
-from distill_runner.deploy.measure import RunningCost, median_interval
+from distill_runner.deploy.measure import RunningCost, conditions, median_interval
 from distill_runner.report.resampling import clustered_scores, paired_scores
 from distill_runner.tasks import make_task
 from helpers.command import distill_run
@@ -47,7 +45,7 @@ def row(
     family = None if name == "teacher" else "cut"
     difference = None if family is None else score - 0.9
     p = None if family is None else p
-    values = {"num_layers": None, "cost": cost(1.0), **fields}
+    values = {"cost": cost(1.0), **fields}
     return FrontierRow(
         name=name,
         form=form,
@@ -187,12 +185,6 @@ def test_rows_whose_latencies_overlap_name_each_other() -> None:
     assert "→ ★ b" in lines[2] or "→ b" in lines[2]
 
 
-def test_a_shallow_student_that_is_slower_than_a_deeper_one_is_noticed() -> None:
-    rows = [row(f"{n}", num_layers=n, cost=cost(time)) for n, time in ((3, 2.0), (1, 1.0), (2, 2.5))]
-    assert [(one.name, other.name) for one, other in find_slower_pairs(rows)] == [("2", "3")]
-    assert find_slower_pairs([row("1", cost=cost(2)), row("2", cost=cost(1))]) == [], "no students cut from a teacher"
-
-
 @pytest.mark.parametrize(("count", "skipped"), [(2, 0), (6, 0), (8, 0), (9, 1), (12, 2), (24, 6)])
 def test_the_interval_of_a_median_is_by_order(count: int, skipped: int) -> None:
     """Binomial tails by hand: with 9 values, two of each side's 10 / 512 are 3.9%; with 8, 18 / 256 are 7.0%."""
@@ -210,16 +202,8 @@ def test_threads_are_pinned_only_within_the_context() -> None:
     assert os.sched_getaffinity(0) == allowed
 
 
-def test_what_disturbed_a_measurement_is_said() -> None:
-    quiet, busy = MachineState(0.0, 0.0, 0, 0), MachineState(10.0, 1.0, 2, 3)
-    assert quiet.disturbances(MachineState(10.0, 0.1, 0, 0)) == []
-    disturbances = quiet.disturbances(busy)
-    assert disturbances[0] == "the timing thread waited 10 % of the time for its CPU"
-    assert len(disturbances) == 3
-    text = conditions(2, [0, 1], 1.5, disturbances[:1])
-    assert "2 threads pinned to CPU 0, 1; load 1.5 on" in text
-    assert "The machine was busy: the timing thread waited" in text
-    assert MachineState.read().seconds > 0
+def test_the_conditions_of_a_measurement_are_said() -> None:
+    assert "2 threads pinned to CPU 0, 1; load " in conditions(2, [0, 1])
 
 
 def test_students_that_cannot_be_exported_are_refused_before_training() -> None:
@@ -236,9 +220,7 @@ def test_students_that_cannot_be_exported_are_refused_before_training() -> None:
     ("fields", "served"),
     [
         ({"type": "embeddings", "prompt": "query: "}, ["query: ", "['query: ' + text for text in inputs]"]),
-        ({"type": "embeddings", "include_prompt": False}, ["", "encode_batch(inputs)"]),
         ({"type": "retrieval", "prompt": "a ", "query_prompt": "a "}, ["a ", "['a ' + text for text in inputs]"]),
-        ({"type": "embeddings", "prompt": "query: ", "include_prompt": False}, None),
         ({"type": "retrieval", "query_prompt": "query: "}, None),
     ],
 )
@@ -266,20 +248,6 @@ def test_a_service_puts_the_prompt_before_texts_or_is_refused(
     assert served[1] in service.program
     compile(service.program, "serve.py", "exec")
     assert ("text-embeddings-inference" in service.commands[1]) == (not served[0])
-
-
-def test_an_export_has_another_key_with_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from distill_runner.deploy import exported
-
-    stage = SimpleNamespace(key="k", data=SimpleNamespace(split_spec=lambda split: {}))
-    exporter: Any = exported.Exporter(stage, None, SimpleNamespace(metrics=["accuracy"]), "validation")  # type: ignore
-    specs = []
-    for number in ("1.20", "1.21"):
-        monkeypatch.setattr(exported, "version", lambda name, number=number: number)
-        specs.append(exporter._spec(exported.INT8))
-    monkeypatch.setattr(exported, "_code", lambda: ["other"])
-    specs.append(exporter._spec(exported.INT8))
-    assert len({json.dumps(spec) for spec in specs}) == 3
 
 
 # --- End to end
@@ -363,15 +331,14 @@ def test_a_test_split_that_is_missing_is_told_before_training(
 
 
 @pytest.mark.slow
-def test_the_same_command_again_computes_nothing(frontier_folder: tuple[Path, list[str], str]) -> None:
+def test_the_same_command_again_exports_nothing(frontier_folder: tuple[Path, list[str], str]) -> None:
     folder, arguments, _ = frontier_folder
-    files = [*(folder / "outputs" / "store" / "onnx").glob("*/manifest.json")]
-    frontier = folder / "outputs" / "frontier" / "data"
-    first = {file: file.stat().st_mtime_ns for file in [*files, frontier / "timing.json"]}
-    content = json.loads((frontier / "frontier.json").read_text())
+    frontier = folder / "outputs" / "frontier" / "data" / "frontier.json"
+    files = (folder / "outputs" / "store" / "onnx").glob("*/manifest.json")
+    first, chosen = {file: file.stat().st_mtime_ns for file in files}, json.loads(frontier.read_text())["choice"]
     assert distill_run(folder, *arguments).code == 0
     assert {file: file.stat().st_mtime_ns for file in first} == first
-    assert json.loads((frontier / "frontier.json").read_text()) == content
+    assert json.loads(frontier.read_text())["choice"] == chosen
 
 
 @pytest.mark.slow

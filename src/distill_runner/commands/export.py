@@ -1,7 +1,6 @@
 """``distill-run export``: write a finished run's student as ONNX, check it against torch, and measure its speed."""
 
 import json
-import platform
 import sys
 import time
 from argparse import Namespace
@@ -13,7 +12,7 @@ from tempfile import TemporaryDirectory
 from distill_runner.common.errors import Unavailable, UserError, first_line
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.schema import LARGEST
-from distill_runner.deploy.measure import Evaluation, as_json, section, table, with_section
+from distill_runner.deploy.measure import BATCH, Evaluation, as_json, conditions, section, table, with_section
 from distill_runner.deploy.onnx import FOLDER, NOT_EXPORTED, PLAIN, require_onnx
 from distill_runner.deploy.student import Student
 from distill_runner.report.card import CARD, with_license
@@ -55,13 +54,13 @@ def export_run(options: Namespace) -> None:
     for file in (student.model / FOLDER).iterdir():
         if file.stat().st_mtime < started:  # of an earlier export, which had other forms or an earlier student
             file.unlink()
-    conditions = (
-        f"{platform.processor() or platform.machine()}, {options.threads} thread(s), one example at a time "
-        f"(p50, p95, p99) and {min(options.examples, len(evaluation.examples))} examples in batches, of the validation "
-        "set; the forms take turns; tokenizing is not counted."
+    circumstances = (
+        f"{conditions(options.threads)}; one example at a time (p50, p95, p99) and batches of {BATCH}, of "
+        f"{min(options.examples, len(evaluation.examples))} validation examples; the forms take turns; tokenizing is "
+        "not counted."
     )
     metric = task.metrics[0]
-    (options.run / "deploy.json").write_text(json.dumps(as_json(rows, conditions), indent=1), encoding="utf-8")
+    (options.run / "deploy.json").write_text(json.dumps(as_json(rows, circumstances), indent=1), encoding="utf-8")
     file = student.model / CARD
     card = file.read_text(encoding="utf-8") if file.is_file() else ""
     if options.license:
@@ -69,10 +68,10 @@ def export_run(options: Namespace) -> None:
     loading = task.onnx_loading.format(
         model=task.head.auto.replace("AutoModel", "ORTModel"), folder="this folder", file=PLAIN
     )
-    card = with_section(card, section(rows, metric, conditions, loading, task.agreement_name))
+    card = with_section(card, section(rows, metric, circumstances, loading, task.agreement_name))
     file.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
     file.write_text(card, encoding="utf-8")
-    print(table(rows, metric, task.agreement_name), conditions, f"written: {student.model / FOLDER}", sep="\n")
+    print(table(rows, metric, task.agreement_name), circumstances, f"written: {student.model / FOLDER}", sep="\n")
     if options.push:
         print(_push(student.model, options.push))
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError
 from distill_runner.common.files import file_sha256
-from distill_runner.deploy.measure import EXACT, TOLERANCE, PaddedSplit
+from distill_runner.deploy.measure import EXACT, PaddedSplit, checked_difference
 from distill_runner.deploy.onnx import (
     FOLDER,
     PLAIN,
@@ -117,11 +116,7 @@ class Exporter:
         onnx, torch = OnnxEngine(path, 1), TorchEngine(network)
         for start in range(0, min(CHECKED, len(self.examples)), 8):
             inputs = self.examples.inputs(range(start, min(start + 8, len(self.examples))))
-            reference = torch(inputs)
-            difference = float(np.abs(onnx(inputs) - reference).max())
-            if difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
-                problem = f"ONNX of the {self.stage.name} gives outputs that differ from torch's by {difference:.1e}"
-                raise UserError("sweep=frontier", None, problem, "Do not deploy it; please report this.")
+            checked_difference(onnx(inputs), torch(inputs), self.stage.name)
         return path
 
     def _dynamic(self, folder: Path) -> Path:

@@ -9,7 +9,6 @@ test is of the mean over seeds, while the best seed is served.
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean
 
 from distill_runner.common.errors import quantity
@@ -30,14 +29,12 @@ class Candidate:
     Attributes:
         name: ``teacher``, or the name of the student's row in a table.
         family: equal for students that differ in depth or size alone; None for the teacher.
-        num_layers: depth; None unless the student is its teacher cut to fewer layers.
         seeds: of the models, in the order of ``exports``.
         exports: the models in one form.
     """
 
     name: str
     family: Hashable
-    num_layers: int | None
     seeds: tuple[int, ...]
     exports: tuple[Export, ...]
 
@@ -68,28 +65,27 @@ class FrontierRow:
     """A candidate with its score, its test and its cost.
 
     Attributes:
-        name, form, family, num_layers, num_bytes: as in ``Candidate``.
+        name, form, family, num_bytes: as in ``Candidate``.
         seeds: number of models.
         score: their mean score, as a fraction.
         interval: bounds of its 95% interval over examples.
         difference: to the teacher in float32; None for the teacher.
         p: of the student being worse by the margin or more; None for the teacher.
-        is_good: whether the tests in order say that it is not.
         cost: latency and throughput.
+        is_good: whether the tests in order say that it is not.
     """
 
     name: str
     form: str
     family: Hashable
-    num_layers: int | None
     num_bytes: int
     seeds: int
     score: float
     interval: tuple[float, float]
     difference: float | None
     p: float | None
+    cost: RunningCost
     is_good: bool = False
-    cost: RunningCost | None = None
 
     @property
     def label(self) -> str:
@@ -98,37 +94,40 @@ class FrontierRow:
     @property
     def latency(self) -> float:
         """Median latency of one example in milliseconds."""
-        assert self.cost is not None
         return self.cost.milliseconds[50]
 
 
-def score(candidates: Sequence[Candidate], metric: str, margin: float) -> list[FrontierRow]:
+def score(
+    candidates: Sequence[Candidate], costs: Mapping[str, RunningCost], metric: str, margin: float
+) -> list[FrontierRow]:
     """Score the candidates, and compare each student with the first candidate, which is the teacher in float32.
 
     Args:
+        costs: by label of the candidate.
         margin: in points.
+    Returns:
+        The rows from large to small, the teacher's first.
     """
-    reference = candidates[0]
-    return [_scored(candidate, reference, metric, margin) for candidate in candidates]
-
-
-def _scored(candidate: Candidate, reference: Candidate, metric: str, margin: float) -> FrontierRow:
-    first, second = ([export.predictions for export in one.exports] for one in (candidate, reference))
-    scores = pair_predictions(metric, first, second)
-    assert scores is not None, "a validation split was read twice, differently"
-    is_student = candidate.family is not None
-    return FrontierRow(
-        candidate.name,
-        candidate.form,
-        candidate.family,
-        candidate.num_layers,
-        candidate.num_bytes,
-        len(first),
-        fmean(candidate.scores(metric)),
-        scores.score_interval(slice(0, len(first))),
-        float(scores.difference(scores.observed)) if is_student else None,
-        scores.p_not_worse(margin / 100) if is_student else None,
-    )
+    rows = []
+    for candidate in candidates:
+        first, second = ([export.predictions for export in one.exports] for one in (candidate, candidates[0]))
+        scores = pair_predictions(metric, first, second)
+        assert scores is not None, "a validation split was read twice, differently"
+        is_student = candidate.family is not None
+        row = FrontierRow(
+            candidate.name,
+            candidate.form,
+            candidate.family,
+            candidate.num_bytes,
+            len(first),
+            fmean(candidate.scores(metric)),
+            scores.score_interval(slice(0, len(first))),
+            float(scores.difference(scores.observed)) if is_student else None,
+            scores.p_not_worse(margin / 100) if is_student else None,
+            costs[candidate.label],
+        )
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row.family is not None, -row.num_bytes))
 
 
 def with_tests(rows: Sequence[FrontierRow], smallest: str = SIZE) -> list[FrontierRow]:
@@ -172,16 +171,6 @@ def pareto(rows: Iterable[FrontierRow], smallest: str) -> list[FrontierRow]:
     return best
 
 
-def find_slower_pairs(rows: Sequence[FrontierRow]) -> list[tuple[FrontierRow, FrontierRow]]:
-    """Return the pairs of a student cut to fewer layers that is slower than the next deeper one of the same form."""
-    chains: dict[Hashable, list[FrontierRow]] = {}
-    for row in rows:
-        if row.num_layers is not None:
-            chains.setdefault((row.family, row.form), []).append(row)
-    ordered = (sorted(chain, key=lambda row: row.num_layers or 0) for chain in chains.values())
-    return [(one, other) for chain in ordered for one, other in pairwise(chain) if one.latency > other.latency]
-
-
 def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, examples: int) -> str:
     """Return in words why ``row`` is the choice or, if no student is good enough, what is missing.
 
@@ -202,7 +191,9 @@ def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, exa
     from scipy.special import ndtri
 
     level = ALPHA / len({(other.family, other.form) for other in rows if other.family is not None})
-    if larger := [other for other in rows if _is_tested_before(other, row) and (other.p is None or other.p > level)]:
+    before = [other for other in rows if (other.family, other.form) == (row.family, row.form)]
+    larger = [other for other in before if other.num_bytes > row.num_bytes and (other.p is None or other.p > level)]
+    if larger:
         return f"{text}. It is not tested, since the larger {larger[0].label} is not shown to be within it either."
     if not 0 < row.p < 0.5:
         return f"{text}. Its predictions differ too little to test."
@@ -210,11 +201,6 @@ def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, exa
     return (
         f"{text}. About {int(needed) + 1:,} validation examples, of {examples:,} now, would show it (p = {row.p:.2g})."
     )
-
-
-def _is_tested_before(other: FrontierRow, row: FrontierRow) -> bool:
-    """Return whether another student of the same chain is larger."""
-    return (other.family, other.form) == (row.family, row.form) and other.num_bytes > row.num_bytes
 
 
 def teacher_notes(rows: Sequence[FrontierRow], row: FrontierRow, smallest: str = SIZE) -> list[str]:
@@ -237,8 +223,7 @@ def table(rows: Sequence[FrontierRow], metric: str, selection: FrontierRow, marg
     header += ["p50 ms", "of p50", "p95", "p99", f"p50 at {BATCH}", f"examples/s at {BATCH}", "as fast as"]
     cells = []
     for number, row in enumerate(rows, start=1):
-        assert row.cost is not None
-        equal = [str(n) for n, other in enumerate(rows, 1) if other is not row and _is_equal(row, other)]
+        equal = [str(n) for n, other in enumerate(rows, 1) if other is not row and row.cost.is_as_fast_as(other.cost)]
         marks = ("→ " if row.label == selection.label else "") + ("★ " if row.label in best else "")
         cells.append(
             [
@@ -261,20 +246,5 @@ def table(rows: Sequence[FrontierRow], metric: str, selection: FrontierRow, marg
     return markdown_table(header, cells, text_columns=3)
 
 
-def _is_equal(row: FrontierRow, other: FrontierRow) -> bool:
-    assert row.cost is not None
-    assert other.cost is not None
-    return row.cost.is_as_fast_as(other.cost)
-
-
 def _interval(bounds: Sequence[float]) -> str:
     return f"{bounds[0]:.2f}–{bounds[1]:.2f}"
-
-
-def in_order(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
-    """Return the rows from large to small, the teacher's first."""
-    return sorted(rows, key=lambda row: (row.family is not None, -row.num_bytes))
-
-
-def with_costs(rows: Sequence[FrontierRow], costs: Mapping[str, RunningCost]) -> list[FrontierRow]:
-    return [replace(row, cost=costs[row.label]) for row in rows]

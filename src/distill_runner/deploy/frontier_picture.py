@@ -61,7 +61,7 @@ def _panel(panel: "Axes", rows: Sequence[FrontierRow], axis: str) -> None:
         color = COLORS[6] if row.family is None else COLORS[0]
         heights = [[height - 100 * row.interval[0]], [100 * row.interval[1] - height]]
         widths = None
-        if axis == LATENCY and row.cost is not None:
+        if axis == LATENCY:
             widths = [[max(0.0, place - row.cost.interval[0])], [max(0.0, row.cost.interval[1] - place)]]
         panel.errorbar(
             place, height, yerr=heights, xerr=widths, color=color, marker=MARKERS[row.form], elinewidth=0.8, capsize=2

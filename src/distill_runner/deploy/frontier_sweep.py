@@ -1,12 +1,9 @@
 """The end of ``sweep=frontier``: export, score and time what the sweep has trained, choose, and write what serves.
 
-All that takes long is in the store or in the folder of the frontier, so that the same command after an interruption
-does only the rest.
+Models, exports and predictions are in the store, so that the same command after an interruption does only the rest.
 """
 
-import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,10 +18,9 @@ from distill_runner.common.process import pinned_cpus
 from distill_runner.common.schema import LARGEST, Schema
 from distill_runner.deploy import frontier
 from distill_runner.deploy.exported import INT8, STATIC, Exporter
-from distill_runner.deploy.frontier import TEACHER, Candidate, FrontierRow
+from distill_runner.deploy.frontier import TEACHER, Candidate
 from distill_runner.deploy.frontier_picture import frontier_figure
-from distill_runner.deploy.machine import MachineState, conditions
-from distill_runner.deploy.measure import EXACT, ROUNDS, RunningCost, Stopwatch
+from distill_runner.deploy.measure import EXACT, ROUNDS, RunningCost, Stopwatch, conditions
 from distill_runner.deploy.onnx import NOT_EXPORTED, OnnxEngine, require_onnx
 from distill_runner.deploy.serving import write_service
 from distill_runner.pipeline.build import Pipeline
@@ -43,9 +39,6 @@ log = logging.getLogger(__name__)
 Launch = Callable[[Sequence[Sequence[str]]], Any]
 NO_TEST = "++task.test=null"
 """Override of every point: only the student that is chosen is scored on a test split, in the end."""
-AGAIN = 3
-"""How often the latencies are measured again while a student with fewer layers seems slower than a deeper one."""
-TIMING = "timing.json"
 
 
 class Frontier(Schema):
@@ -145,9 +138,8 @@ class FrontierSweep:
         self.folder.mkdir(parents=True, exist_ok=True)
         settings, metric = self.settings, self.task.metrics[0]
         candidates = self._candidates(notes)
-        scored = frontier.score(candidates, metric, settings.margin)
-        costs, circumstances = self._timing(candidates, scored)
-        rows = frontier.in_order(frontier.with_costs(scored, costs))
+        costs, circumstances = self._timed(candidates)
+        rows = frontier.score(candidates, costs, metric, settings.margin)
         rows = frontier.with_tests(rows, settings.smallest)
         row = frontier.choice(rows, settings.smallest)
         best = next(candidate for candidate in candidates if candidate.label == row.label)
@@ -200,15 +192,14 @@ class FrontierSweep:
         forms = [EXACT, *([INT8] if self.settings.int8 else [])]
         teacher = self._exporter(self.reference, of_teacher=True)
         log.info("exporting the teacher and %d students, if they are not in the store", len(self.students))
-        candidates = [Candidate(TEACHER, None, None, (0,), (teacher.export(form),)) for form in forms]
+        candidates = [Candidate(TEACHER, None, (0,), (teacher.export(form),)) for form in forms]
         metric = self.task.metrics[0]
         for name, student in self.students.items():
             exporters = [self._exporter(self.points[str(run["key"])]) for run in student.runs]
 
             def candidate(form: str, name: str = name, student: Any = student, exporters: Any = exporters) -> Candidate:
                 exports = tuple(exporter.export(form) for exporter in exporters)
-                family, num_layers = _family(student.runs[0])
-                return Candidate(name, family, num_layers, tuple(run["seed"] for run in student.runs), exports)
+                return Candidate(name, _family(student.runs[0]), tuple(run["seed"] for run in student.runs), exports)
 
             of_student = [candidate(form) for form in forms]
             if self.settings.int8:
@@ -225,27 +216,9 @@ class FrontierSweep:
             candidates += of_student
         return candidates
 
-    def _timing(
-        self, candidates: Sequence[Candidate], rows: Sequence[FrontierRow]
-    ) -> tuple[dict[str, RunningCost], str]:
-        """Return the costs by label, and the conditions; measured once for the same files, threads and examples."""
-        key = [[one.label, one.exports[0].file.parents[1].name] for one in candidates]
-        key += [["threads", str(self.settings.threads)], ["examples", str(self.settings.examples)]]
-        file = self.folder / TIMING
-        recorded = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if recorded.get("key") != key:
-            costs, circumstances = self._measured(candidates, rows)
-            recorded = {"key": key, "costs": {name: asdict(cost) for name, cost in costs.items()}}
-            recorded["conditions"] = circumstances
-            write_json(file, recorded)
-            recorded = json.loads(file.read_text(encoding="utf-8"))
-        return {name: _running_cost(cost) for name, cost in recorded["costs"].items()}, recorded["conditions"]
-
-    def _measured(
-        self, candidates: Sequence[Candidate], rows: Sequence[FrontierRow]
-    ) -> tuple[dict[str, RunningCost], str]:
+    def _timed(self, candidates: Sequence[Candidate]) -> tuple[dict[str, RunningCost], str]:
+        """Return the costs by label, and the conditions."""
         threads = self.settings.threads
-        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         with pinned_cpus(threads) as cpus:
             engines = {one.label: OnnxEngine(one.exports[0].file, threads) for one in candidates}
             teacher = self._exporter(self.reference, of_teacher=True).examples
@@ -254,21 +227,11 @@ class FrontierSweep:
                 examples = self._exporter(self.points[str(student.runs[0]["key"])]).examples
                 splits |= {one.label: examples for one in candidates if one.name == name}
             log.info("timing %d engines in turns", len(engines))
-            start = MachineState.read()
-            stopwatch, rounds = Stopwatch(engines, splits, self.settings.examples), ROUNDS
+            text = conditions(threads, cpus)
+            stopwatch = Stopwatch(engines, splits, self.settings.examples)
             costs = stopwatch.measure()
-            while frontier.find_slower_pairs(frontier.with_costs(rows, costs)) and rounds < ROUNDS * (1 + AGAIN):
-                log.info("a student with fewer layers seems slower than a deeper one: measuring again")
-                costs, rounds = stopwatch.measure(), rounds + ROUNDS
-            end = MachineState.read()
-        pairs = frontier.find_slower_pairs(frontier.with_costs(rows, costs))
-        disturbances = [
-            *start.disturbances(end),
-            *(f"{one.label} stayed slower than {other.label}" for one, other in pairs),
-        ]
-        text = conditions(threads, cpus, load, disturbances)
         count = len(stopwatch.numbers)
-        return costs, f"Timing: {text} {count} validation examples in {rounds} rounds; the models take turns in each."
+        return costs, f"Timing: {text}. {count} validation examples in {ROUNDS} rounds; the models take turns in each."
 
     def _tested(self, point: GridPoint, launch: Launch) -> Result:
         """Return the result of the chosen point, with the test splits of its task, which only this point is run on."""
@@ -294,17 +257,7 @@ def _require_tests(grid: Grid, point: GridPoint) -> None:
             task.test_content(split)
 
 
-def _family(run: Result) -> tuple[Any, int | None]:
-    """Return what students of one chain share, and the depth of one that is its teacher cut to fewer layers."""
+def _family(run: Result) -> Any:
+    """Return what students of one chain share, which differ in depth or size alone."""
     student = run["student"]
-    is_cut = student.get("source") is not None and student.get("source") == run.get("teacher")
-    return (label(run), is_cut), student["num_layers"] if is_cut else None
-
-
-def _running_cost(cost: Mapping[str, Any]) -> RunningCost:
-    """Return a cost from JSON, whose keys are texts."""
-    by_percentile = {
-        name: {int(p): value for p, value in cost[name].items()} for name in ("milliseconds", "batch_milliseconds")
-    }
-    low, high = cost["interval"]
-    return RunningCost(**{**cost, **by_percentile, "interval": (low, high)})
+    return label(run), student.get("source") is not None and student.get("source") == run.get("teacher")

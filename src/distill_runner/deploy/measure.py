@@ -1,5 +1,8 @@
 """What the forms of a model (torch, ONNX, ONNX in 8 bits) give and cost: outputs, score, size, latency, throughput."""
 
+import os
+import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.terminal import markdown_table
 from distill_runner.deploy.onnx import FOLDER, PLAIN, Inputs, OnnxEngine, TorchEngine, export, quantize
 from distill_runner.report.statistics import CONFIDENCE
@@ -168,6 +171,29 @@ def _percentiles(seconds: "Sequence[float] | np.ndarray") -> dict[int, float]:
     return {p: 1000 * float(np.percentile(seconds, p)) for p in PERCENTILES}
 
 
+def conditions(threads: int, cpus: Sequence[int] = ()) -> str:
+    """Return the processor, the threads, the CPUs that they are pinned to, if any, and the load of the machine."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*:\s*(.*)", cpuinfo.read_text(encoding="utf-8") if cpuinfo.is_file() else "")
+    name = names[0] if names else platform.processor() or platform.machine()
+    pinned = f" pinned to CPU {', '.join(map(str, cpus))}" if cpus else ""
+    load = f"; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs" if hasattr(os, "getloadavg") else ""
+    return f"{name}, {quantity(threads, 'thread')}{pinned}{load}"
+
+
+def checked_difference(outputs: np.ndarray, reference: np.ndarray, model: str) -> float:
+    """Return the largest difference between the outputs of ONNX in float32 and those of torch.
+
+    Raises:
+        UserError: it is too large.
+    """
+    difference = float(np.abs(outputs - reference).max())
+    if difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
+        problem = f"ONNX of the {model} gives outputs that differ from torch's by up to {difference:.1e}"
+        raise UserError("distill-run export", None, problem, "Do not deploy it; please report this.")
+    return difference
+
+
 @dataclass(frozen=True)
 class ModelForm:
     """Score, size and running cost of one model in one form.
@@ -250,9 +276,8 @@ class Evaluation:
         for (model, form), form_outputs in outputs.items():
             reference = outputs[model, "torch"]
             difference = float(np.abs(form_outputs - reference).max())
-            if form == EXACT and difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
-                problem = f"{form} of its {model} gives outputs that differ from torch's by up to {difference:.1e}"
-                raise UserError("distill-run export", None, problem, "Do not deploy it; please report this.")
+            if form == EXACT:
+                checked_difference(form_outputs, reference, model)
             agreement = self.task.agreement(form_outputs, reference, self.scored[model])
             to_torch = (None, None) if form == "torch" else (difference, agreement)
             score = self.task.score(form_outputs, self.scored[model])[self.task.metrics[0]]

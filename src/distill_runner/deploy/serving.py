@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,6 @@ class Service:
             outputs=engine.outputs,
             **self.task.served_fields(),
         )
-
-    @property
-    def dockerfile(self) -> str:
-        packages = " ".join(_requirement(name) for name in ("onnxruntime", "tokenizers"))
-        return DOCKER.format(packages=packages, file=self.file, folder=FOLDER)
 
     @property
     def _config(self) -> dict[str, Any]:
@@ -124,13 +119,7 @@ def write_service(folder: Path, model: Path, files: Sequence[Path], served: Path
     card.write_text(with_additions(card.read_text(encoding="utf-8"), previous), encoding="utf-8")
     service = Service(folder, f"{FOLDER}/{served.name}", task)
     (folder / SERVE).write_text(service.program, encoding="utf-8")
-    (folder / DOCKERFILE).write_text(service.dockerfile, encoding="utf-8")
+    packages = " ".join(f"{name}=={'.'.join(version(name).split('.')[:2])}.*" for name in ("onnxruntime", "tokenizers"))
+    program = DOCKER.format(packages=packages, file=service.file, folder=FOLDER)
+    (folder / DOCKERFILE).write_text(program, encoding="utf-8")
     return service
-
-
-def _requirement(package: str) -> str:
-    """Return the package in its installed minor version; the newest one if it is not installed."""
-    try:
-        return f"{package}=={'.'.join(version(package).split('.')[:2])}.*"
-    except PackageNotFoundError:
-        return package
