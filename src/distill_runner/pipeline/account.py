@@ -27,7 +27,6 @@ from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.tasks.scores import TRANSFER, scores_line
 from distill_runner.tasks.split_account import SplitAccount, data_line, length_counts, lengths_line, short_list
-from distill_runner.tasks.text import TextTask
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ def example_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     """Yield a line for each stage of the run whose training examples have weights."""
     for part in stage.in_build_order:
         task = part.config.task
-        if not isinstance(task, TextTask) or task.example_weight is None or part.config.prediction_source is not None:
+        if task is None or task.weight_column is None or part.config.prediction_source is not None:
             continue
         if _not_downloaded(part, task.train):
             continue
@@ -111,10 +110,10 @@ def example_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         low, high, effective = account.weights
         terms = part.config.method.terms
         others = [name for name in terms if name not in part.config.method.weighted_terms]
-        text = f"{part.name}: weights of {task.example_weight}, {low:g} to {high:g}, as {effective:,.0f} of"
+        text = f"{part.name}: weights of {task.weight_column}, {low:g} to {high:g}, as {effective:,.0f} of"
         text += f" {quantity(account.rows, 'example', ',')} with equal weights ((sum w)^2 / sum w^2)"
         unread = f"; not in the terms {', '.join(others)}" if others else ""
-        details = {"stage": part.name, "weight": task.example_weight, "effective": effective, "rows": account.rows}
+        details = {"stage": part.name, "weight": task.weight_column, "effective": effective, "rows": account.rows}
         yield AccountLine("examples", text + unread, (), details)
 
 
@@ -126,7 +125,7 @@ def score_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     texts = set[str]()
     for part in (*stage.all_upstream, stage):
         task = part.config.task
-        if part.teacher is None or not part.teacher.has_columns or not isinstance(task, TextTask):
+        if part.teacher is None or not part.teacher.has_columns or task is None:
             continue
         absent = (_not_downloaded(part, split) for split in (part.train_split, *task.validation.values()))
         if name := next(filter(None, absent), None):

@@ -27,7 +27,6 @@ from distill_runner.pipeline.store import Store
 from distill_runner.tasks.scores import TRANSFER, score_table
 from distill_runner.tasks.split_account import SplitAccount, account_of_tables, length_counts
 from distill_runner.tasks.splits import HELD_OUT
-from distill_runner.tasks.text import TextTask
 from distill_runner.training.data import CorpusData, Data, TaskData, TextData
 from distill_runner.training.devices import Device
 
@@ -170,7 +169,7 @@ def read_examples(stage: Stage, name: str) -> Any:
     assert task is not None
     if transfer and name == TRANSFER:
         return task.transfer(transfer)
-    if name == stage.train_split and isinstance(task, TextTask) and task.prediction_columns:
+    if name == stage.train_split and task.prediction_columns:
         with recorded_tables():  # the task reads the split itself, and skips columns that are not there
             if not set(task.prediction_columns) <= set(column_names(task, name)):
                 score_table(task, name)

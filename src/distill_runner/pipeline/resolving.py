@@ -17,7 +17,6 @@ from distill_runner.models.sources import ModelSource, read_shape, resolve_sourc
 from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.config import PredictionSource, StageConfig
 from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer, TrimmedTokenizer
-from distill_runner.tasks.text import TextTask
 
 VOCABULARY, TRIM = ".model.vocabulary", "trim"
 
@@ -68,11 +67,10 @@ class _Resolver:
     def _predictions(self, name: str, config: StageConfig, predictions: PredictionSource) -> Stage:
         """Return a stage of predictions. The members of an ensemble are the stage itself with different sources."""
         task = config.task
-        if task is None or (predictions.type == "labels" and not isinstance(task, TextTask)):
-            problem = "predicts the examples of a task, of a type that may have columns of scores"
+        if task is None:
+            problem = "predicts the examples of a task, but the stage has a corpus"
             raise UserError("teacher", predictions.type, problem, "Take a model as the teacher, such as teacher=base.")
         if predictions.type == "labels":
-            assert isinstance(task, TextTask)
             if not task.prediction_columns:
                 remedy = "task.probabilities=[p_no,p_yes], task.logits, a column per class; or task.answers=[<column>]"
                 raise UserError("task.probabilities", None, "teacher=labels needs columns with its predictions", remedy)
@@ -250,7 +248,7 @@ def _require_terms(stage: Stage) -> None:
     config = stage.config
     if config.optim.epochs == 0:
         return
-    column = config.task.example_weight if isinstance(config.task, TextTask) else None
+    column = config.task.weight_column if config.task else None
     if column is not None and config.transfer is not None:
         problem = "is a column of the task's training examples, but the stage trains on a transfer set"
         raise UserError("task.example_weight", column, problem, "Leave it out, or transfer=labeled.")

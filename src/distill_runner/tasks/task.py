@@ -133,6 +133,11 @@ class Task(Splits):
         return []
 
     @property
+    def weight_column(self) -> str | None:
+        """Column with the weights of training examples in the losses, if there is one."""
+        return None
+
+    @property
     def has_train_labels(self) -> bool:
         """Whether the training split has gold labels."""
         return True

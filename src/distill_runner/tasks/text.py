@@ -236,6 +236,10 @@ class TextTask(Task):
         return [self.label]
 
     @property
+    def weight_column(self) -> str | None:
+        return self.example_weight
+
+    @property
     def prediction_columns(self) -> list[str]:
         return self.probabilities or self.logits or self.answers or []
 
