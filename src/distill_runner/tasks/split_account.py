@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,10 +63,9 @@ class SplitAccount:
     retokenized: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def to_json(self, with_lengths: bool = True) -> dict[str, Any]:
-        """Return the account for a JSON file; the lengths may have a line of their own there."""
-        content = asdict(self)
-        return content if with_lengths else {key: value for key, value in content.items() if key != "lengths"}
+    def to_json(self) -> dict[str, Any]:
+        """Return the account for a JSON file."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "SplitAccount":
@@ -184,7 +183,7 @@ def data_line(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndar
         parts.append(f"label = {train.label}" + (f" ({', '.join(counts)})" if counts else ""))
     if train.unread:
         parts.append(f"not read: {short_list(train.unread)}")
-    details = {name: account.to_json(with_lengths=False) for name, account in accounts.items()}
+    details = {name: replace(account, lengths={}).to_json() for name, account in accounts.items()}
     warnings = [warning for account in accounts.values() for warning in account.warnings]
     warnings += _surprises(accounts, hashes)
     return AccountLine("data", "; ".join(parts), tuple(dict.fromkeys(warnings)), {"splits": details})

@@ -1,6 +1,6 @@
 """A task type as one declaration: what the rest of the program asks of a task of any type.
 
-A type says five things, in this order in its class; nobody else asks which type a task has:
+A type says five things, and no other package asks which type a task has:
 
 1. *Columns*: its options, and which columns of the data are texts, labels or further inputs (``required_columns``,
    ``label_columns``); ``resolved`` reads from the data what the user leaves out.
