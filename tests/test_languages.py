@@ -98,7 +98,8 @@ def test_the_commits_of_all_data_sets_are_recorded(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("distill_runner.pipeline.inputs.hub_commit", lambda place: f"commit of {place.dataset}")
     task = made(tmp_path, train="en:train", test={"xnli": "acme/xnli@v2:sw:test"})
     config = SimpleNamespace(prediction_source=True, corpus=None, transfer=None, task=task)
-    stage: Any = SimpleNamespace(config=config, upstream=[], model_source=None, tokenizer=None)
+    part = SimpleNamespace(config=config, model_source=None, tokenizer=None)
+    stage: Any = SimpleNamespace(in_build_order=[part])
     assert hub_commits(stage) == {str(tmp_path): f"commit of {tmp_path}", "acme/xnli@v2": "commit of acme/xnli"}
 
 
@@ -148,6 +149,6 @@ def test_tokens_know_which_documents_are_repeated(compose: Callable[..., RunConf
         return resolve(compose(*own, "relations.heads=4", *options).stages, "distil", "fp32").split_spec("train")
 
     plain = spec()
-    assert not {"exponent", "version"} & plain["data"].keys()
+    assert "exponent" not in plain["data"]
     assert spec("+corpus.exponent=0.7")["data"] == plain["data"] | {"exponent": 0.7}
     assert spec("corpus.version=2")["data"] == plain["data"] | {"version": 2}
