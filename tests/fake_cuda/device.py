@@ -3,6 +3,7 @@
 import pkgutil
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from transformers import PreTrainedModel
 
-from fake_cuda import COUNTS, flash
+from fake_cuda import COUNTS, flash, graphs
 from fake_cuda.functions import FUNCTIONS
 
 DEVICE = torch.device("cuda:0")
@@ -141,7 +142,12 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if wanted == "cuda":
         inner_kwargs = inner_kwargs | {"device": torch.device("cpu")}
     inner_kwargs.pop("pin_memory", None)
+    if (recording := graphs.CUDAGraph.current) is not None:
+        for tensor in graphs.written(function, inner_args, inner_kwargs):
+            recording.keep(tensor)
     found = _compute(function, name, inner_args, inner_kwargs)
+    again = partial(_compute, function, name, inner_args, inner_kwargs)
+    graphs.note(again, found, (inner_args, inner_kwargs), function.is_view)
     if wanted == "cpu" or name == "_local_scalar_dense":
         return found.clone() if found is inner_args[0] else found
     if not here and name == "_to_copy" and found is inner_args[0]:
@@ -176,16 +182,21 @@ def _count(
         waits = waits or (name == "repeat_interleave" and kwargs.get("output_size") is None)
         indices = args[1] if name.startswith(("index", "_index_put")) and isinstance(args[1], list | tuple) else []
         if waits or any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
-            COUNTS.waits[f"{name}, {site}"] += 1
+            _wait(f"{name}, {site}")
         if name not in _NO_KERNEL and not function.is_view:
             COUNTS.launches[name] += 1
         return
     if not to_gpu:
-        COUNTS.waits[f"copy to the host, {site}"] += 1
+        _wait(f"copy to the host, {site}")
         return
     COUNTS.copies[site] += 1
     if source.dim() and source.untyped_storage().data_ptr() not in _PINNED:
-        COUNTS.waits[f"copy of memory that is not pinned, {site}"] += 1
+        _wait(f"copy of memory that is not pinned, {site}")
+
+
+def _wait(what: str) -> None:
+    graphs.forbid(what)
+    COUNTS.waits[what] += 1
 
 
 def _compute(function: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -231,21 +242,33 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, q: OnGpu, k: OnGpu, v: OnGpu, mask: OnGpu | None, p: float) -> Tensor:
         is_converted = mask is not None and mask.dtype == torch.bool
         COUNTS.launches["attention"] += 3 if is_converted else 1
-        with torch.enable_grad():
-            parts = [one.held.detach().float().requires_grad_() for one in (q, k, v)]
-            scores = parts[0] @ parts[1].transpose(-1, -2) * q.shape[-1] ** -0.5
-            if mask is not None:
-                scores = scores.masked_fill(~mask.held, -torch.inf) if is_converted else scores + mask.held
-            context = dropout(scores.softmax(-1), p) @ parts[2]
-        ctx.graph = parts, context
-        return OnGpu(context.detach().to(q.dtype))
+
+        def compute() -> Tensor:
+            with torch.enable_grad():
+                parts = [one.held.detach().float().requires_grad_() for one in (q, k, v)]
+                scores = parts[0] @ parts[1].transpose(-1, -2) * q.shape[-1] ** -0.5
+                if mask is not None:
+                    scores = scores.masked_fill(~mask.held, -torch.inf) if is_converted else scores + mask.held
+                context = dropout(scores.softmax(-1), p) @ parts[2]
+            ctx.graph = parts, context
+            return context.detach().to(q.dtype, copy=True)
+
+        output = compute()
+        graphs.note(compute, output, (), False)
+        return OnGpu(output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         COUNTS.launches["attention backward"] += 2
-        parts, context = ctx.graph
-        found = torch.autograd.grad(context, parts, gradients[0].held.float())
-        return *(OnGpu(one.to(gradients[0].dtype)) for one in found), None, None
+
+        def compute() -> list[Tensor]:
+            parts, context = ctx.graph
+            found = torch.autograd.grad(context, parts, gradients[0].held.float(), retain_graph=True)
+            return [one.to(gradients[0].dtype) for one in found]
+
+        outputs = compute()
+        graphs.note(compute, outputs, (), False)
+        return *map(OnGpu, outputs), None, None
 
 
 class _Functions(TorchFunctionMode):
@@ -295,6 +318,8 @@ REPLACED: Mapping[str, Any] = {
     **FUNCTIONS,
     "torch.inference_mode": _no_grad,
     "torch.Tensor.pin_memory": _pin,
+    "torch.cuda.CUDAGraph": graphs.CUDAGraph,
+    "torch.cuda.graph": graphs.graph,
     "torch.load": _loading(torch.load),
     "transformers.PreTrainedModel.save_pretrained": _saving(PreTrainedModel.save_pretrained),
 }

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.cuda._utils import _get_device_index
 
+from fake_cuda.graphs import forbid, is_current_stream_capturing
+
 CAPABILITY = [9, 0]
 STATE_BYTES = 16
 _STATES = dict[int, Tensor]()
@@ -64,6 +66,7 @@ def set_device(device: Any) -> None:
 
 def synchronize(device: Any = None) -> None:
     """A device of another type, or that is not there, is an error; the CPU has always finished."""
+    forbid("synchronize")
     _require(_index(device, optional=True))
 
 
@@ -89,11 +92,13 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 def get_rng_state(device: Any = "cuda") -> Tensor:
     """The state of one GPU's generator, 16 bytes on the CPU; a GPU that is not there is an error."""
+    forbid("get_rng_state")
     return _STATES.setdefault(_generator(device), torch.zeros(STATE_BYTES, dtype=torch.uint8)).clone()
 
 
 def set_rng_state(new_state: Tensor, device: Any = "cuda") -> None:
     """A state that is on a GPU, of another type than bytes, or of another size than 16, is an error."""
+    forbid("set_rng_state")
     index = _generator(device)
     if new_state.device.type != "cpu" or new_state.dtype != torch.uint8:
         raise TypeError("RNG state must be a torch.ByteTensor")
@@ -115,11 +120,13 @@ def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
 
 def manual_seed(seed: int) -> None:
     """The generator of the current GPU starts at the seed."""
+    forbid("manual_seed")
     _STATES[torch.cuda.current_device()] = torch.tensor([int(seed) % 2**63, 0]).view(torch.uint8)
 
 
 def manual_seed_all(seed: int) -> None:
     """The generators of all GPUs start at the seed."""
+    forbid("manual_seed_all")
     for index in range(torch.cuda.device_count()):
         _STATES[index] = torch.tensor([int(seed) % 2**63, 0]).view(torch.uint8)
 
@@ -137,7 +144,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     f"torch.cuda.{function.__name__}": function
     for function in (
         *(is_available, is_bf16_supported, device_count, current_device, set_device, synchronize),
-        *(get_device_properties, get_device_name, get_device_capability),
+        *(is_current_stream_capturing, get_device_properties, get_device_name, get_device_capability),
         *(get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all, manual_seed, manual_seed_all, _lazy_init),
     )
 } | {"torch.cuda.amp.common.amp_definitely_not_available": amp_definitely_not_available}

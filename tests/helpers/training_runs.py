@@ -51,14 +51,17 @@ def bert(num_layers: int, num_labels: int = 2, **options: Any) -> BertConfig:
     return config(vocab_size=200, max_position_embeddings=48, num_labels=num_labels, **sizes, **options)
 
 
-class Double:
+class Double(TeacherTargets):
     """A teacher's features in float64, for references."""
 
     def __init__(self, teacher: TeacherTargets) -> None:
-        self.teacher = teacher
+        self.teacher, self.device = teacher, teacher.device
 
-    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
-        features = self.teacher(batch, progress, needs)
+    def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
+        return self.teacher.inputs(batch, progress, needs)
+
+    def features(self, inputs: Any) -> Features:
+        features = self.teacher.features(inputs)
         assert features.logits is not None
         return Features(features.logits.double(), {layer: cls.double() for layer, cls in features.cls.items()})
 

@@ -45,15 +45,18 @@ class LengthGroup:
     padded_positions: Tensor
 
 
-def length_groups(lengths: np.ndarray, starts: np.ndarray, length_multiple: int | None) -> Iterator[LengthGroup]:
+def length_groups(
+    lengths: np.ndarray, starts: np.ndarray, length_multiple: int | None, longest: int | None = None
+) -> Iterator[LengthGroup]:
     """Divide sequences, sorted by length, into groups of equal rounded length.
 
     Args:
         starts: position of the first token of each sequence.
         length_multiple: lengths are rounded up to a multiple of this number; None puts all sequences into one group.
+        longest: padded length of that one group; None takes the longest sequence.
     """
     padded_lengths = (
-        np.full_like(lengths, lengths.max())
+        np.full_like(lengths, longest or lengths.max())
         if length_multiple is None
         else -(-lengths // length_multiple) * length_multiple
     )
@@ -115,6 +118,8 @@ class Batch(AnyBatch):
         weights: for each unit, the weight of this batch's mean in the mean over the update.
         example_weights: (B,), weights of the examples in the losses, with a mean of 1 over all
             training examples; None if all are 1.
+        weights_of_tokens, weights_of_outputs: (T,) and (O,), the same for tokens and outputs of the head where they are
+            not those of their examples: in batches that are filled up.
     """
 
     input_ids: Tensor
@@ -130,8 +135,10 @@ class Batch(AnyBatch):
     rows: Tensor | None = None
     dropout_seed: int | None = None
     output_rows: Tensor | None = None
-    weights: Mapping[Unit, float] = field(default_factory=dict)
+    weights: Mapping[Unit, float | Tensor] = field(default_factory=dict)
     example_weights: Tensor | None = None
+    weights_of_tokens: Tensor | None = None
+    weights_of_outputs: Tensor | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -156,10 +163,15 @@ class Batch(AnyBatch):
 
     @property
     def token_weights(self) -> Tensor | None:
-        """Weight of each token, (T,): that of its example; None if all are 1."""
-        if self.example_weights is None:
-            return None
+        """Return the weight of each token, (T,): of its example unless tokens have their own; None if all are 1."""
+        if self.weights_of_tokens is not None or self.example_weights is None:
+            return self.weights_of_tokens
         return self.example_weights.repeat_interleave(self.sequence_lengths, output_size=self.num_tokens)
+
+    @property
+    def output_weights(self) -> Tensor | None:
+        """Return the weight of each output of the head, (O,), likewise."""
+        return self.example_weights if self.weights_of_outputs is None else self.weights_of_outputs
 
     def round_up(self) -> "Batch":
         """Append tokens that belong to no sequence, so that batches have few different numbers of tokens.

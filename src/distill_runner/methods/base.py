@@ -6,7 +6,7 @@ of loss terms in ``conf/method/``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, Literal
@@ -111,6 +111,13 @@ class LossTerm(nn.Module, ABC):
             teacher: the teacher's features of all training examples, part by part, each example once.
         """
 
+    def phase(self, progress: Progress) -> Hashable:
+        """Return what ``forward`` depends on besides its arguments and parameters, such as the layers of this epoch.
+
+        A recorded update is replayed only in the same phase. A term that changes in ``begin_epoch`` has one an epoch.
+        """
+        return None if type(self).begin_epoch is LossTerm.begin_epoch else progress.epoch
+
     @abstractmethod
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         """Return the unweighted term: a scalar, the mean over the batch's units ``mean_over``."""
@@ -182,6 +189,9 @@ class LayeredTerm(LossTerm):
         layers = self.mapping.teacher_layers(*self.depths, progress.epoch)
         self.layers = {j: layers[j - 1] for j in self.layers}
         self.supervise(self.layers)
+
+    def phase(self, progress: Progress) -> Hashable:
+        return tuple((j, *entry) for j, entry in self.current_layers.items())
 
     def build(self, student: EncoderShape, teacher: EncoderShape) -> None:
         """Build the parameters for the comparison of ``layers``, and check that the two models fit.
@@ -269,6 +279,10 @@ class Method(nn.Module):
         for term in self.named_terms().values():
             term.begin_epoch(progress)
         self.needs = self.combined_needs(self.current_terms().values())
+
+    def phase(self, progress: Progress) -> Hashable:
+        """Return what an update depends on besides its inputs and parameters: features, terms, their phases."""
+        return self.needs, tuple((name, term.phase(progress)) for name, term in self.current_terms().items())
 
     def end_update(self, means: Mapping[str, Tensor], num_examples: int) -> None:
         """Receive the values of the terms after every update, for methods that keep statistics of them.

@@ -161,6 +161,7 @@ class Runtime(Schema):
     targets_only: bool = False
     threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     gradient_checkpointing: bool = False
+    graphs: bool = True
     compile: bool = False
     checkpoint_minutes: float = Field(5, gt=0)
     pause_after: int | None = Field(None, ge=1)

@@ -5,9 +5,9 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,13 +21,14 @@ from distill_runner.common.errors import TrainingError, UserError, first_line
 from distill_runner.common.library_switches import allow_tf32
 from distill_runner.common.locks import try_machine_lock
 from distill_runner.common.process import num_launched
-from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
+from distill_runner.datasets.batches import LENGTH_MULTIPLE
 from distill_runner.models.extract import compile_layers
 from distill_runner.training.config import Precision
 
 log = logging.getLogger(__name__)
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+AnyTree = TypeVar("AnyTree")
 LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SECONDS_BETWEEN_TRIES = 2.0
 _ALIGNMENT = 16
@@ -118,44 +119,106 @@ class Device:
             compile_layers(module)
         return module.to(self.torch, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def move(self, batch: Batch) -> Batch:
-        """Copy ``batch`` to the device without making the host wait; fields such as ``index`` stay on the host."""
-        if self.torch.type == "cpu":
-            return batch
-        parts = [(part, name) for part in (batch, *batch.groups) for name in _device_fields(part)]
-        copies = self.send([getattr(part, name) for part, name in parts])
-        moved: dict[int, dict[str, Any]] = {id(part): {} for part in (batch, *batch.groups)}
-        for (part, name), tensor in zip(parts, copies, strict=True):
-            moved[id(part)][name] = tensor
-        if batch.groups:
-            moved[id(batch)]["groups"] = tuple(replace(group, **moved[id(group)]) for group in batch.groups)
-        return replace(batch, **moved[id(batch)])
+    def move(self, value: AnyTree) -> AnyTree:
+        """Copy the tensors of ``value`` to the device without making the host wait; a CPU gets them as they are."""
+        return value if self.torch.type == "cpu" else self.block_of(value)[1]
 
     def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copy host tensors to the device; a GPU gets them in one copy from one block of pinned memory.
+        """Copy host tensors to the device, as ``move``."""
+        return self.move(list(tensors))
 
-        With memory that is not pinned, the host would wait until the GPU has finished all earlier work. torch keeps the
-        block until the copy is finished, and reuses it for a later copy.
+    def block_of(self, value: AnyTree) -> tuple[Tensor, AnyTree]:
+        """Copy the tensors of ``value`` that are on the host into one block on the device.
+
+        The GPU gets them in one copy from one block of pinned memory. With other memory, the host would wait
+        until the GPU has finished all earlier work. torch keeps the block until the copy is finished, and reuses it for
+        a later copy.
+
+        Returns:
+            The block, and ``value`` with tensors that lie in it.
         """
-        if self.torch.type == "cpu" or not tensors:
-            return list(tensors)
-        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-        aligned_sizes = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
-        block = torch.empty(sum(aligned_sizes), dtype=torch.uint8, pin_memory=self.torch.type == "cuda")
-        for tensor, buffer, size in zip(tensors, block.split(aligned_sizes), sizes, strict=True):
-            buffer[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        buffers = block.to(self.torch, non_blocking=True).split(aligned_sizes)
-        return [
-            buffer[:size].view(tensor.dtype).view(tensor.shape)
-            for tensor, buffer, size in zip(tensors, buffers, sizes, strict=True)
-        ]
+        tensors = list(tensors_of(value))
+        on_host = [tensor for tensor in tensors if tensor.is_cpu]
+        if not on_host:
+            return torch.empty(0, dtype=torch.uint8, device=self.torch), value
+        block = self._pinned(on_host).to(self.torch, non_blocking=True)
+        copies = iter(_parts(block, on_host))
+        return block, with_tensors(value, iter([next(copies) if tensor.is_cpu else tensor for tensor in tensors]))
+
+    def refill(self, block: Tensor, static: AnyTree, value: AnyTree) -> None:
+        """Copy the tensors of ``value`` to those of ``static``, whose parts from the host lie in ``block``."""
+        pairs = list(zip(tensors_of(value), tensors_of(static), strict=True))
+        if len(block):
+            block.copy_(self._pinned([tensor for tensor, _ in pairs if tensor.is_cpu]), non_blocking=True)
+        for tensor, target in pairs:
+            if not tensor.is_cpu:
+                target.copy_(tensor)
+
+    def _pinned(self, tensors: Sequence[Tensor]) -> Tensor:
+        block = torch.empty(sum(map(_aligned_size, tensors)), dtype=torch.uint8, pin_memory=self.torch.type == "cuda")
+        for tensor, part in zip(tensors, _parts(block, tensors), strict=True):
+            part.copy_(tensor)
+        return block
 
 
-def _device_fields(part: Any) -> list[str]:
-    """Return the names of the tensors that a device needs, of a batch or of one of its groups."""
-    on_host = ("index", "output_rows")
-    names = [field.name for field in fields(part) if field.name not in on_host]
-    return [name for name in names if isinstance(getattr(part, name), Tensor)]
+def _aligned_size(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+
+
+def _parts(block: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parts of a block of bytes that hold ``tensors``, with their types and shapes."""
+    buffers = block.split([_aligned_size(tensor) for tensor in tensors])
+    return [
+        buffer[: tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
+        for tensor, buffer in zip(tensors, buffers, strict=True)
+    ]
+
+
+_ON_HOST = frozenset({"index", "output_rows"})
+"""Fields of batches that stay on the host."""
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in dataclasses, mappings, tuples and lists, in their order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            if field.name not in _ON_HOST:
+                yield from tensors_of(getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_of(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_of(part)
+
+
+def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return ``value`` with other tensors, in the order of ``tensors_of``."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if field.name not in _ON_HOST]
+        return replace(value, **{name: with_tensors(getattr(value, name), tensors) for name in names})
+    if isinstance(value, Mapping):
+        return {key: with_tensors(part, tensors) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(with_tensors(part, tensors) for part in value)
+    return value
+
+
+def shape_of(value: Any) -> Hashable:
+    """Return what of ``value`` a graph has as constants: shapes, types, and all that is no tensor."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype, value.device.type
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(shape_of(getattr(value, field.name)) for field in fields(value) if field.name not in _ON_HOST)
+    if isinstance(value, Mapping):
+        return tuple((key, shape_of(part)) for key, part in value.items())
+    if isinstance(value, tuple | list):
+        return tuple(map(shape_of, value))
+    return repr(value) if isinstance(value, slice) else value
 
 
 class OutOfMemory(TrainingError):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,20 +36,33 @@ ROWS = 16
 """The teacher runs on a multiple of this many sequences: matrix products of fewer rows may use another kernel."""
 
 
-class TeacherTargets(Protocol):
-    """The teacher's features that a method learns from; called once per batch with the features that it reads now."""
+class TeacherTargets:
+    """The teacher's features that a method learns from: what is read for a batch, and the features that follow from it.
 
-    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features: ...
+    The second part is a function of tensors on the device, and so can be a part of a recorded update.
+    """
 
+    device = Device(torch.device("cpu"), "fp32")
 
-class NoTeacher:
-    """Empty features, for methods that read no teacher."""
-
-    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
+    def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
+        """Return a tree of tensors for a batch on the host, and for the features that are read now."""
         return Features()
 
+    def features(self, inputs: Any) -> Features:
+        """Return the features, from ``inputs`` on the device; by default they are the features."""
+        features: Features = inputs
+        return features
 
-class LiveTargets:
+    def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
+        """Return the features of a batch on the host, in one call."""
+        return self.features(self.device.move(self.inputs(batch, progress, needs)))
+
+
+class NoTeacher(TeacherTargets):
+    """Empty features, for methods that read no teacher."""
+
+
+class LiveTargets(TeacherTargets):
     """A frozen teacher in eval mode, run as far as ``needs`` asks.
 
     A call may ask for fewer features, but gets all of ``needs`` if these can be cached. A teacher that runs through
@@ -60,14 +73,15 @@ class LiveTargets:
         self.model = device.place(model).eval().requires_grad_(False)
         self.split, self.needs, self.device = split, needs, device
 
-    def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
+    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
         if needs is None or not self.needs.of_tokens:
             needs = self.needs
         run = self.device.move(self.split.teacher_batch(batch, ROWS, self.device.length_multiple))
         with torch.inference_mode(), self.device.autocast():
             features = extract(self.model, run, needs)
         row_of_example = {example: row for row, example in enumerate(run.index.tolist())}
-        (rows,) = self.device.send([torch.tensor([row_of_example[example] for example in batch.index.tolist()])])
+        rows = torch.tensor([row_of_example[example] for example in batch.index.tolist()])
+        batch, rows = self.device.move((batch, rows))
         token_wise = run.head_tokens is not None
         tokens = _tokens(run, rows, batch) if needs.of_tokens or token_wise else slice(None)
         return features.full(rows, tokens, _outputs(run, tokens, batch) if token_wise else rows)
@@ -92,7 +106,7 @@ def _outputs(run: Batch, tokens: Tensor | slice, batch: Batch) -> Tensor:
     return output_of_token[tokens][batch.head_tokens]
 
 
-class MeanTargets:
+class MeanTargets(TeacherTargets):
     """The mean of several teachers' predictions, without any other features.
 
     Args:
@@ -104,36 +118,39 @@ class MeanTargets:
         self.teachers, self.mean = teachers, mean
         self.split, self.device = teachers[0].split, teachers[0].device
 
-    def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
+    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
         outputs = [teacher(batch).logits for teacher in self.teachers]
         return Features(self.mean([logits for logits in outputs if logits is not None]))
 
 
-class RoundedTargets:
+class RoundedTargets(TeacherTargets):
     """Live targets rounded to float16, bit for bit as a cache in float16 gives them."""
 
     def __init__(self, live: LiveTargets | MeanTargets) -> None:
-        self.live = live
+        self.live, self.device = live, live.device
 
-    def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
+    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
         features = self.live(batch, progress, needs)
         logits = None if features.logits is None else features.logits.half().float()
         return Features(logits, {layer: states.half().float() for layer, states in features.cls.items()})
 
 
-class ScaledTargets:
+class ScaledTargets(TeacherTargets):
     """Targets whose logits are divided by a temperature that calibrates the teacher."""
 
     def __init__(self, targets: TeacherTargets, temperature: float) -> None:
-        self.targets, self.temperature = targets, temperature
+        self.targets, self.temperature, self.device = targets, temperature, targets.device
 
-    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
-        features = self.targets(batch, progress, needs)
+    def inputs(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Any:
+        return self.targets.inputs(batch, progress, needs)
+
+    def features(self, inputs: Any) -> Features:
+        features = self.targets.features(inputs)
         logits = None if features.logits is None else features.logits / self.temperature
         return replace(features, logits=logits)
 
 
-class CachedTargets:
+class CachedTargets(TeacherTargets):
     """Targets memory-mapped from a folder that ``write`` made; the folder may hold more than ``needs``.
 
     ``logits.npy`` (O, C) is indexed by output. ``cls.npy`` (N, K, H) is indexed by example, so that all layers of an
@@ -150,15 +167,17 @@ class CachedTargets:
         cached_layers = self.arrays.pop("layers", np.zeros(0)).tolist()
         self.columns = None if cached_layers == self.layers else [cached_layers.index(layer) for layer in self.layers]
 
-    def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
+    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
         index, places = _rows(self.examples, batch.index.numpy()), _rows(self.outputs, batch.output_index)
-        on_host = [torch.from_numpy(self.arrays["logits"][places])] if "logits" in self.arrays else []
+        inputs = {"logits": torch.from_numpy(self.arrays["logits"][places])} if "logits" in self.arrays else {}
         if self.layers:
             selection = index if self.columns is None else np.ix_(index, self.columns)
-            on_host.append(torch.from_numpy(self.arrays["cls"][selection]))
-        on_device = [values.float() for values in self.device.send(on_host)]
-        logits = on_device[0] if "logits" in self.arrays else None
-        by_layer: Sequence[Tensor] = on_device[-1].transpose(0, 1).contiguous().unbind() if self.layers else ()
+            inputs["cls"] = torch.from_numpy(self.arrays["cls"][selection])
+        return inputs
+
+    def features(self, inputs: Any) -> Features:
+        logits = inputs["logits"].float() if "logits" in inputs else None
+        by_layer = inputs["cls"].float().transpose(0, 1).contiguous().unbind() if self.layers else ()
         return Features(logits, dict(zip(self.layers, by_layer, strict=True)))
 
     @staticmethod
@@ -224,7 +243,7 @@ def _reserve_array(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
     return array
 
 
-class CheckpointTargets:
+class CheckpointTargets(TeacherTargets):
     """Targets from a series of checkpoints of one teacher, one after the other.
 
     Args:
@@ -238,11 +257,14 @@ class CheckpointTargets:
         self.number: int | None = None
         self.targets: TeacherTargets = NoTeacher()
 
-    def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
+    def inputs(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Any:
         number = self.route[progress.epoch]
         if number != self.number:
             self.targets = NoTeacher()  # frees the previous model before the next one is loaded
             with preserved_random_state():  # building a model draws random numbers, but reading a cache does not
                 self.targets = self.open_checkpoint(number)
             self.number = number
-        return self.targets(batch, progress, needs)
+        return self.targets.inputs(batch, progress, needs)
+
+    def features(self, inputs: Any) -> Features:
+        return self.targets.features(inputs)

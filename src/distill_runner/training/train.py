@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from distill_runner.methods.base import Method, Progress, times
 from distill_runner.models.build import count_parameters
 from distill_runner.models.extract import extract
 from distill_runner.models.features import Features
+from distill_runner.models.images import reads_images
 from distill_runner.models.vocabulary import full_vocabulary, train_used_rows
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import (
@@ -35,6 +35,7 @@ from distill_runner.training.data import (
     weighted_batches,
 )
 from distill_runner.training.devices import Device
+from distill_runner.training.graphs import Graphs, Part
 from distill_runner.training.history import History, Log, Meter, load_checkpoint, save_checkpoint
 from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, convert_sync_batch_norm
 from distill_runner.training.teachers import ROWS, TeacherTargets
@@ -144,8 +145,23 @@ class Training:
         is_short = self.optim.max_steps is None and 0 < self.num_steps < FEW_STEPS
         if not self.history.step and is_short and group.is_main:
             log.warning("there are only %d updates in total: try more epochs or a higher lr", self.num_steps)
+        self.graphs = Graphs(self.update, device, self._obstacle(runtime))
         self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
         self.last_save, self.saved_step = time.monotonic(), self.history.step
+
+    def _obstacle(self, runtime: Runtime) -> str:
+        """Return why updates cannot be recorded as graphs on a GPU, or an empty text."""
+        terms = self.method.named_terms()
+        unweighted = [name for name, term in terms.items() if term.compares_examples or not term.weighs_examples]
+        obstacles = {
+            "runtime.graphs=false": not runtime.graphs,
+            "several processes share an update": self.group.size > 1,
+            "an update has several batches (optim.accumulation)": self.optim.accumulation > 1,
+            "layers are computed twice (runtime.gradient_checkpointing)": runtime.gradient_checkpointing,
+            f"an example of weight 0 would change {', '.join(unweighted)}": not reads_images(self.model.config)
+            and bool(unweighted),
+        }
+        return next((text for text, is_met in obstacles.items() if is_met), "")
 
     @property
     def state(self) -> str:
@@ -172,12 +188,12 @@ class Training:
 
         def features() -> Iterator[Features]:
             for index in batches_by_tokens(self.data.lengths, TOKENS_PER_BATCH[self.device.torch.type], ROWS):
-                yield self.teacher(self.device.move(self.data.batch(index, 0)), self.progress, needs)
+                yield self.teacher(self.data.batch(index, 0), self.progress, needs)
 
         self.method.fit(features)
 
     def rest_of_epoch(self) -> Iterator[Update]:
-        """Begin or resume the current epoch, and yield its remaining updates on the device."""
+        """Begin or resume the current epoch, and yield its remaining updates."""
         self.model.train()
         self.method.train()
         self.method.begin_epoch(self.progress)
@@ -185,9 +201,7 @@ class Training:
         history = self.history
         remaining = min(self.per_epoch - history.position, self.num_steps - history.step)
         position = (self.seed, history.epoch, history.position)
-        updates = islice(epoch_updates(self.data, self.optim, *position, self.group), remaining)
-        for update in updates:
-            yield replace(update, batches=list(map(self.device.move, update.batches)))
+        yield from islice(epoch_updates(self.data, self.optim, *position, self.group), remaining)
 
     def step(self, update: Update, totals_2: Tensor | None = None) -> None:
         """Take one optimizer step for ``update``, over the batches of all processes.
@@ -195,40 +209,50 @@ class Training:
         Args:
             totals_2: counts of all processes, as ``ProcessGroup.agree`` returns them; None if there is one process.
         """
-        history, optim = self.history, self.optim
-        progress = self.progress
+        history, progress = self.history, self.progress
         self.group.seed(self.seed, history.step)
-        means, diagnostics = dict[str, Tensor](), dict[str, Tensor]()
-        for batch in weighted_batches(update, totals_2):
-            _add(means, self._backward(batch, progress))
-            _add(diagnostics, self.method.diagnostics(), batch.weights["example"])
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        self.group.all_reduce_sum([*means.values(), *diagnostics.values(), *gradients])
+        rate = learning_rate(self.optim, history.step, self.num_steps)
+        batches = map(self.graphs.prepared, weighted_batches(update, totals_2))
+        parts = ((batch, self.teacher.inputs(batch, progress, self.method.needs[1])) for batch in batches)
+        phase = self.method.phase(progress)
+        values = self.graphs(parts, torch.tensor(rate, dtype=torch.float64), progress, phase)
+        means = {name: values.pop(name) for name in self.method.current_terms()}
         self.method.end_update(means, update.num_examples)
-        rate = learning_rate(optim, history.step, self.num_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        if optim.clip is not None:
-            self.scaler.unscale_(self.optimizer)
-            norm = nn.utils.clip_grad_norm_(self.parameters, optim.clip)
-            if not self.scaler.is_enabled():  # with fp16 loss scaling, a norm that is not finite is normal
-                diagnostics["gradient_norm"] = norm
-        if self.used_rows is not None and self.used_rows.weight.grad is not None:
-            history.decay *= 1 - rate * optim.weight_decay
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.used_rows is not None and self.trains_rows:
+            history.decay *= 1 - rate * self.optim.weight_decay
         history.step, history.position = history.step + 1, history.position + 1
         history.examples += update.num_examples
         losses = {f"loss/{name}": loss for name, loss in self.method.weighted_losses(means).items()}
-        self.meter.add(losses | diagnostics, rate)
+        self.meter.add(losses | values, rate)
 
-    def _backward(self, batch: Batch, progress: Progress) -> dict[str, Tensor]:
+    def update(self, parts: Iterable[Part], rate: Tensor, progress: Progress) -> dict[str, Tensor]:
+        """Take one optimizer step on the device; return the means of the unweighted terms, then the diagnostics.
+
+        It depends on its arguments, on the state of weights and optimizer, and on ``method.phase`` alone.
+        """
+        means, diagnostics = dict[str, Tensor](), dict[str, Tensor]()
+        for batch, targets in parts:
+            _add(means, self._backward(batch, self.teacher.features(targets), progress))
+            _add(diagnostics, self.method.diagnostics(), batch.weights["example"])
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        self.group.all_reduce_sum([*means.values(), *diagnostics.values(), *gradients])
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate.float() if rate.is_cuda else rate.item()
+        if self.optim.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            norm = nn.utils.clip_grad_norm_(self.parameters, self.optim.clip)
+            if not self.scaler.is_enabled():  # with fp16 loss scaling, a norm that is not finite is normal
+                diagnostics["gradient_norm"] = norm
+        self.trains_rows = self.used_rows is not None and self.used_rows.weight.grad is not None
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return means | diagnostics
+
+    def _backward(self, batch: Batch, targets: Features, progress: Progress) -> dict[str, Tensor]:
         """Add the gradient of this batch's part of the loss; return its part of the mean of each unweighted term."""
-        student_needs, teacher_needs = self.method.needs
-        targets = self.teacher(batch, progress, teacher_needs)
         with self.device.autocast():
-            features = extract(self.model, batch, student_needs)
+            features = extract(self.model, batch, self.method.needs[0])
         means = self.method(features.full(), targets, batch, progress)
         loss = torch.stack(list(self.method.weighted_losses(means).values())).sum()
         self.scaler.scale(loss).backward()
@@ -322,7 +346,8 @@ def make_optimizer(model: nn.Module, method: nn.Module, optim: Optim) -> torch.o
         sgd.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p in parameters if optim.momentum})
         return sgd
     adam = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[optim.name]
-    return adam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+    on_gpu = bool(parameters) and parameters[0].is_cuda  # where updates are recorded
+    return adam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True, capturable=on_gpu)
 
 
 def learning_rate(optim: Optim, step: int, num_steps: int) -> float:

@@ -1,0 +1,177 @@
+"""Updates as CUDA graphs: a GPU then runs all kernels of an update without waiting for Python between them.
+
+An update is a function of tensors. It is called directly for the first inputs of each shape, which also warms up the
+libraries that it uses. For the second inputs of a shape it is recorded as a graph, and replayed from then on. Every
+update thus happens once, and a resumed run is the same run.
+
+Shapes repeat because batches of texts are filled up: ``fill`` appends sequences of weight 0.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distill_runner.datasets.batches import Batch, length_groups
+from distill_runner.methods.base import Progress
+from distill_runner.training.devices import Device, shape_of, tensors_of, with_tensors
+
+log = logging.getLogger(__name__)
+
+Part = tuple[Batch, Any]
+"""A batch with its weights, and what the teacher's features follow from."""
+Update = Callable[[Iterable[Part], Tensor, Progress], dict[str, Tensor]]
+
+TOKEN_STEP, OUTPUT_STEP, LENGTH_STEP = 128, 32, 32
+"""Numbers of tokens, of outputs of a head on tokens, and of tokens of the longest text are rounded up to multiples."""
+
+
+def fill(batch: Batch) -> Batch:
+    """Append sequences of weight 0 to a batch of texts on the host, so that few numbers of tokens and outputs occur.
+
+    The weights of the other examples are raised so that means over the units of the batch stay what they are.
+    """
+    if not isinstance(batch, Batch) or batch.rows is not None:
+        return batch
+    size, tokens, groups = batch.size, batch.num_tokens, batch.groups
+    longest = max(group.is_token.shape[1] for group in groups)
+    longest = -(-longest // LENGTH_STEP) * LENGTH_STEP
+    extra = -(-TOKEN_STEP // longest) + 1
+    total = -(-(tokens + extra) // TOKEN_STEP) * TOKEN_STEP
+    lengths = np.array([len(part) for part in np.array_split(np.arange(total - tokens), extra)])
+    starts = np.concatenate([batch.starts.numpy(), tokens + np.cumsum(lengths) - lengths])
+    all_lengths = np.concatenate([batch.sequence_lengths.numpy(), lengths])
+
+    def repeated(values: Tensor | None, count: int) -> Tensor | None:
+        """The same followed by copies of its first row."""
+        return None if values is None else torch.cat([values, values[:1].expand(count, *values.shape[1:])])
+
+    weights = torch.ones(size) if batch.example_weights is None else batch.example_weights
+    own, added = batch.num_outputs, extra
+    outputs = dict[str, Any]()
+    if batch.head_tokens is not None:
+        added = -(-(own + 1) // OUTPUT_STEP) * OUTPUT_STEP - own
+        outputs["head_tokens"] = torch.cat([batch.head_tokens, torch.full((added,), tokens)])
+        outputs["weights_of_outputs"] = _scaled(batch.output_weights, own, added)
+        outputs["output_rows"] = repeated(batch.output_rows, added)
+    return replace(
+        batch,
+        input_ids=repeated(batch.input_ids, total - tokens),
+        segments=repeated(batch.segments, total - tokens),
+        positions=torch.cat([batch.positions, batch.positions.new_zeros(total - tokens)]),
+        starts=torch.from_numpy(starts),
+        index=repeated(batch.index, extra),
+        groups=tuple(length_groups(all_lengths, starts, None, longest)),
+        labels=repeated(batch.labels, added),
+        is_next=repeated(batch.is_next, extra),
+        skipped=None if batch.skipped is None else torch.cat([batch.skipped, batch.skipped.new_zeros(extra)]),
+        example_weights=_scaled(weights, size, extra),
+        weights_of_tokens=_scaled(batch.token_weights, tokens, total - tokens),
+        dropout_seed=None,  # a GPU's kernels generate the numbers themselves
+        **outputs,
+    )
+
+
+def _scaled(weights: Tensor | None, own: int, added: int) -> Tensor:
+    """Weights whose mean over all units, with ``added`` ones of weight 0, weighs the own ones as before."""
+    weights = torch.ones(own) if weights is None else weights
+    return torch.cat([weights * ((own + added) / own), weights.new_zeros(added)])
+
+
+class ProgressReads:
+    """The progress of training for the terms of an update, and what they read of it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.names = progress, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.names.add(name)
+        return getattr(self.progress, name)
+
+
+@dataclass
+class _Recorded:
+    """Graph of the inputs of one shape: where its inputs lie, and its outputs."""
+
+    block: Tensor
+    inputs: Any
+    graph: torch.cuda.CUDAGraph
+    names: list[str]
+    values: Tensor
+
+
+class Graphs:
+    """An update, called directly or replayed.
+
+    Args:
+        update: function of the parts of an update, the learning rate and the progress. It returns scalars by name.
+        obstacle: why updates cannot be recorded; empty if they can.
+    """
+
+    def __init__(self, update: Update, device: Device, obstacle: str = "") -> None:
+        self.update, self.device = update, device
+        self.recorded: dict[Hashable, _Recorded | None] = {}
+        self.reads = set[str]()
+        self.pool: Any = None
+        self.is_on = device.torch.type == "cuda"
+        if self.is_on and obstacle:
+            self._give_up(obstacle)
+
+    def prepared(self, batch: Batch) -> Batch:
+        """Return a batch on the host as updates take it."""
+        return fill(batch) if self.is_on else batch
+
+    def __call__(self, parts: Iterable[Part], rate: Tensor, progress: Progress, phase: Hashable) -> dict[str, Tensor]:
+        """Take an update.
+
+        Args:
+            parts: batches, on the host, and what their targets follow from.
+            rate: the learning rate, on the host.
+            phase: all that ``update`` depends on besides its arguments; another one gets graphs of its own.
+        """
+        if not self.is_on:
+            return self.update(map(self.device.move, parts), self.device.move(rate), progress)
+        inputs = (tuple(parts), rate)
+        key = (phase, *(getattr(progress, name) for name in sorted(self.reads)), shape_of(inputs))
+        if key not in self.recorded:
+            reads = ProgressReads(progress)
+            values = self.update(*self.device.move(inputs), reads)  # type: ignore[arg-type]
+            if "step" in reads.names:
+                self._give_up("a term reads the number of the step")
+            elif reads.names <= self.reads:
+                self.recorded[key] = None
+            self.reads |= reads.names
+            return values
+        if (recorded := self.recorded[key]) is not None:
+            self.device.refill(recorded.block, recorded.inputs, inputs)
+        elif (recorded := self._record(inputs, progress)) is not None:
+            self.recorded[key] = recorded
+        else:
+            return self.update(*self.device.move(inputs), progress)
+        recorded.graph.replay()
+        return dict(zip(recorded.names, recorded.values.clone().unbind(), strict=True))
+
+    def _record(self, inputs: Any, progress: Progress) -> _Recorded | None:
+        """Record the update of ``inputs``, which are copied to where the graph reads them; None if it cannot be."""
+        block, moved = self.device.block_of(inputs)
+        pairs = zip(tensors_of(inputs), tensors_of(moved), strict=True)
+        static = with_tensors(moved, iter([copy if tensor.is_cpu else copy.clone() for tensor, copy in pairs]))
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                outputs = self.update(*static, progress)
+                values = torch.stack(list(outputs.values()))
+        except RuntimeError as error:
+            self._give_up(str(error).splitlines()[0])
+            return None
+        self.pool = self.pool or graph.pool()
+        return _Recorded(block, static, graph, list(outputs), values)
+
+    def _give_up(self, reason: str) -> None:
+        self.is_on = False
+        self.recorded.clear()
+        log.info("updates run without graphs: %s", reason)

@@ -1,0 +1,101 @@
+"""``torch.cuda.CUDAGraph`` on the fake device: a replay computes again what was called while it recorded.
+
+Nothing happens while it records: weights and the state of the generator stay. As on a GPU, what makes the host
+wait, copies of memory that is not pinned, and calls of the generator are errors.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fake_cuda import COUNTS
+
+NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+
+
+class CUDAGraph:
+    """The calls of one recording, on the tensors that it saw."""
+
+    current: "CUDAGraph | None" = None
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], object]] = []
+        self.originals: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def pool(self) -> tuple[int, int]:
+        return id(self), 0
+
+    def replay(self) -> None:
+        assert CUDAGraph.current is None, NOT_PERMITTED
+        COUNTS.launches["replay"] += 1
+        launches, copies = COUNTS.launches.copy(), COUNTS.copies.copy()
+        for call in self.calls:
+            call()
+        COUNTS.launches, COUNTS.copies = launches, copies  # which the host does not start
+
+    def keep(self, tensor: Tensor) -> None:
+        """Remember what a tensor holds before it is written to for the first time."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.originals:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            self.originals[storage.data_ptr()] = whole, whole.clone()
+
+
+def is_current_stream_capturing() -> bool:
+    """Whether a graph records."""
+    return CUDAGraph.current is not None
+
+
+def forbid(what: str) -> None:
+    """Raise what CUDA raises if this happens while a graph records."""
+    if CUDAGraph.current is not None:
+        raise RuntimeError(f"{NOT_PERMITTED}: {what}")
+
+
+@contextmanager
+def graph(
+    cuda_graph: CUDAGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+) -> Iterator[None]:
+    """Record what is called, in one thread; the other modes fail if another thread copies at the same time."""
+    assert capture_error_mode == "thread_local"
+    random = torch.get_rng_state()
+    CUDAGraph.current = cuda_graph
+    try:
+        yield
+    finally:
+        CUDAGraph.current = None
+        for whole, original in cuda_graph.originals.values():
+            whole.copy_(original)
+        torch.set_rng_state(random)
+
+
+def written(function: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """The arguments that an operation writes to."""
+    found = []
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += [one for one in tree_leaves(value) if isinstance(one, Tensor)]
+    return found
+
+
+def note(compute: Callable[[], Any], found: Any, inputs: Any, is_view: bool) -> None:
+    """Add a call to the graph that records: at a replay, its results come to lie where ``found`` does."""
+    if CUDAGraph.current is None or is_view:
+        return
+    addresses = {one.untyped_storage().data_ptr() for one in tree_leaves(inputs) if isinstance(one, Tensor)}
+    outputs = [one for one in tree_leaves(found) if isinstance(one, Tensor)]
+    is_own = [one.untyped_storage().data_ptr() not in addresses for one in outputs]
+
+    def again() -> None:
+        with torch.no_grad():
+            results = [one for one in tree_leaves(compute()) if isinstance(one, Tensor)]
+            for output, result, own in zip(outputs, results, is_own, strict=True):
+                if own:
+                    output.copy_(result)
+
+    CUDAGraph.current.calls.append(again)
