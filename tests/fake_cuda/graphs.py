@@ -62,12 +62,13 @@ def graph(
 ) -> Iterator[None]:
     """Record what is called, in one thread; the other modes fail if another thread copies at the same time."""
     assert capture_error_mode == "thread_local"
-    random = torch.get_rng_state()
+    random, launches, copies = torch.get_rng_state(), COUNTS.launches.copy(), COUNTS.copies.copy()
     CUDAGraph.current = cuda_graph
     try:
         yield
     finally:
         CUDAGraph.current = None
+        COUNTS.launches, COUNTS.copies = launches, copies
         for whole, original in cuda_graph.originals.values():
             whole.copy_(original)
         torch.set_rng_state(random)
