@@ -77,6 +77,13 @@ class AnyBatch:
     output_rows: Tensor | None
     labels: Tensor | None
     example_weights: Tensor | None = None
+    weights_of_tokens: Tensor | None = None
+    weights_of_outputs: Tensor | None = None
+
+    @property
+    def output_weights(self) -> Tensor | None:
+        """Weight of each output of the head, (O,): of its example unless outputs have their own; None if all are 1."""
+        return self.example_weights if self.weights_of_outputs is None else self.weights_of_outputs
 
     @property
     def gold(self) -> Tensor:
@@ -167,11 +174,6 @@ class Batch(AnyBatch):
         if self.weights_of_tokens is not None or self.example_weights is None:
             return self.weights_of_tokens
         return self.example_weights.repeat_interleave(self.sequence_lengths, output_size=self.num_tokens)
-
-    @property
-    def output_weights(self) -> Tensor | None:
-        """Return the weight of each output of the head, (O,), likewise."""
-        return self.example_weights if self.weights_of_outputs is None else self.weights_of_outputs
 
     def round_up(self) -> "Batch":
         """Append tokens that belong to no sequence, so that batches have few different numbers of tokens.

@@ -219,10 +219,12 @@ def row_weights(batch: Batch, rows: Rows) -> Tensor:
     num_tokens = len(batch.positions)
     if rows == "token":
         weights = batch.starts.new_full((num_tokens,), 1 / num_tokens, dtype=torch.float64)
-    else:
-        lengths = batch.sequence_lengths
-        weights = (1 / (batch.size * lengths.double())).repeat_interleave(lengths, output_size=num_tokens)
-    return weights if batch.token_weights is None else weights * batch.token_weights.to(weights)
+        return weights if batch.token_weights is None else weights * batch.token_weights.to(weights)
+    lengths = batch.sequence_lengths
+    weights_B = 1 / (batch.size * lengths.double())
+    if batch.example_weights is not None:
+        weights_B = weights_B * batch.example_weights.to(weights_B)
+    return weights_B.repeat_interleave(lengths, output_size=num_tokens)
 
 
 class _RelationKL(Function):

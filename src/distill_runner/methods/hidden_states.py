@@ -377,7 +377,8 @@ class HiddenStateLoss(LayeredTerm):
         for layers, alpha in self.combination.weights:
             names = (f"alpha_entropy_{j}" for j in layers)
             self.diagnostics |= dict(zip(names, attention_entropy(alpha), strict=True))
-        losses = [self.distance(states, targets, batch.example_weights) for states, targets in pairs]
+        weights = batch.example_weights if self.states == "cls" else batch.output_weights
+        losses = [self.distance(states, targets, weights) for states, targets in pairs]
         return self.reduce_layers(losses[0] if len(losses) == 1 else torch.cat(losses))
 
 

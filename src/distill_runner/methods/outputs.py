@@ -26,9 +26,9 @@ def weighted_mean(values_O: Tensor, batch: Batch | None) -> Tensor:
 
     It is not divided by the weights of the batch, so that the batches of an update add up to the update's loss.
     """
-    if batch is None or batch.example_weights is None:
+    if batch is None or batch.output_weights is None:
         return values_O.mean()
-    return (values_O * batch.example_weights.to(values_O)).mean()
+    return (values_O * batch.output_weights.to(values_O)).mean()
 
 
 def soft_cross_entropy(
@@ -86,7 +86,7 @@ class Outputs(ABC):
             reduction: sum or mean over the C numbers of an output.
         """
         error_OC = (student_OC - target_OC).square()
-        loss = error_OC.mean() if batch.example_weights is None else weighted_mean(error_OC.mean(-1), batch)
+        loss = error_OC.mean() if batch.output_weights is None else weighted_mean(error_OC.mean(-1), batch)
         return loss * target_OC.shape[-1] if reduction == "sum" else loss
 
     @abstractmethod
@@ -108,13 +108,16 @@ class Classes(Outputs):
 
     def __init__(self, weights: Sequence[float] | None = None) -> None:
         self.weights = weights
+        self.weights_on = dict[torch.device, Tensor]()  # an update that a GPU records must not copy them
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
-        if self.weights is None and batch.example_weights is None:
+        if self.weights is None and batch.output_weights is None:
             return cross_entropy(logits_OC, batch.gold)
         loss_O = functional.cross_entropy(logits_OC, batch.gold, reduction="none")
         if self.weights is not None:
-            loss_O = loss_O * logits_OC.new_tensor(self.weights)[batch.gold]
+            if logits_OC.device not in self.weights_on:
+                self.weights_on[logits_OC.device] = torch.tensor(self.weights, device=logits_OC.device)
+            loss_O = loss_O * self.weights_on[logits_OC.device].to(logits_OC)[batch.gold]
         return weighted_mean(loss_O, batch)
 
     def soft_label_loss(
@@ -157,7 +160,7 @@ def standardized(logits_OC: Tensor) -> Tensor:
 
 def label_set_loss(logits_OC: Tensor, targets_OC: Tensor, batch: Batch) -> Tensor:
     """Binary cross entropy, mean over the labels and over the examples of ``batch``, which may have weights."""
-    if batch.example_weights is None:
+    if batch.output_weights is None:
         return functional.binary_cross_entropy_with_logits(logits_OC, targets_OC)
     loss_OC = functional.binary_cross_entropy_with_logits(logits_OC, targets_OC, reduction="none")
     return weighted_mean(loss_OC.mean(-1), batch)

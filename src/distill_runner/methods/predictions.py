@@ -54,6 +54,7 @@ class NextSentence(LossTerm):
 
     reads_teacher = False
     reads_labels = frozenset({"is_next"})
+    weighs_examples = True
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if student.model_type != "bert":
@@ -64,7 +65,10 @@ class NextSentence(LossTerm):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         assert student.next_sentence is not None
         assert batch.is_next is not None
-        return cross_entropy(student.next_sentence, batch.is_next)
+        if batch.example_weights is None:
+            return cross_entropy(student.next_sentence, batch.is_next)
+        losses_B = functional.cross_entropy(student.next_sentence, batch.is_next, reduction="none")
+        return (losses_B * batch.example_weights.to(losses_B)).mean()
 
 
 class SoftLabels(LossTerm):

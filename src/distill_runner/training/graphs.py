@@ -50,25 +50,31 @@ def fill(batch: Batch) -> Batch:
         """The same followed by copies of its first row."""
         return None if values is None else torch.cat([values, values[:1].expand(count, *values.shape[1:])])
 
+    def zeros(values: Tensor | None, count: int) -> Tensor | None:
+        return None if values is None else torch.cat([values, values.new_zeros(count, *values.shape[1:])])
+
     weights = torch.ones(size) if batch.example_weights is None else batch.example_weights
     own, added = batch.num_outputs, extra
     outputs = dict[str, Any]()
-    if batch.head_tokens is not None:
-        added = -(-(own + 1) // OUTPUT_STEP) * OUTPUT_STEP - own
-        outputs["head_tokens"] = torch.cat([batch.head_tokens, torch.full((added,), tokens)])
+    if (head_tokens := batch.head_tokens) is not None:
+        reads_all = own == tokens
+        added = total - own if reads_all else -(-(own + 1) // OUTPUT_STEP) * OUTPUT_STEP - own
+        new = torch.arange(tokens, total) if reads_all else torch.full((added,), tokens)
+        outputs["head_tokens"] = torch.cat([head_tokens, new.to(head_tokens)])
         outputs["weights_of_outputs"] = _scaled(batch.output_weights, own, added)
         outputs["output_rows"] = repeated(batch.output_rows, added)
+    has_label_of_output = batch.labels is not None and len(batch.labels) == own
     return replace(
         batch,
         input_ids=repeated(batch.input_ids, total - tokens),
         segments=repeated(batch.segments, total - tokens),
-        positions=torch.cat([batch.positions, batch.positions.new_zeros(total - tokens)]),
+        positions=zeros(batch.positions, total - tokens),
         starts=torch.from_numpy(starts),
         index=repeated(batch.index, extra),
         groups=tuple(length_groups(all_lengths, starts, None, longest)),
-        labels=repeated(batch.labels, added),
-        is_next=repeated(batch.is_next, extra),
-        skipped=None if batch.skipped is None else torch.cat([batch.skipped, batch.skipped.new_zeros(extra)]),
+        labels=zeros(batch.labels, added if has_label_of_output else extra),
+        is_next=zeros(batch.is_next, extra),
+        skipped=zeros(batch.skipped, extra),
         example_weights=_scaled(weights, size, extra),
         weights_of_tokens=_scaled(batch.token_weights, tokens, total - tokens),
         dropout_seed=None,  # a GPU's kernels generate the numbers themselves

@@ -28,6 +28,7 @@ from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.training.data import TOKENS_PER_BATCH, batches_by_tokens
 from distill_runner.training.devices import Device
+from distill_runner.training.graphs import fill
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,18 +74,23 @@ class LiveTargets(TeacherTargets):
         self.model = device.place(model).eval().requires_grad_(False)
         self.split, self.needs, self.device = split, needs, device
 
-    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
+    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
+        """Return the teacher's own batch, and which of its rows, tokens and outputs are those of ``batch``."""
         if needs is None or not self.needs.of_tokens:
             needs = self.needs
-        run = self.device.move(self.split.teacher_batch(batch, ROWS, self.device.length_multiple))
-        with torch.inference_mode(), self.device.autocast():
-            features = extract(self.model, run, needs)
+        run = self.split.teacher_batch(batch, ROWS, self.device.length_multiple)
+        run = fill(run) if batch.weights_of_tokens is not None else run
         row_of_example = {example: row for row, example in enumerate(run.index.tolist())}
         rows = torch.tensor([row_of_example[example] for example in batch.index.tolist()])
-        batch, rows = self.device.move((batch, rows))
         token_wise = run.head_tokens is not None
         tokens = _tokens(run, rows, batch) if needs.of_tokens or token_wise else slice(None)
-        return features.full(rows, tokens, _outputs(run, tokens, batch) if token_wise else rows)
+        return run, rows, tokens, _outputs(run, tokens, batch) if token_wise else rows, needs
+
+    def features(self, inputs: Any) -> Features:
+        run, rows, tokens, outputs, needs = inputs
+        with torch.inference_mode(), self.device.autocast():
+            features = extract(self.model, run, needs)
+        return features.full(rows, tokens, outputs)
 
 
 def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
@@ -118,9 +124,12 @@ class MeanTargets(TeacherTargets):
         self.teachers, self.mean = teachers, mean
         self.split, self.device = teachers[0].split, teachers[0].device
 
-    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
-        outputs = [teacher(batch).logits for teacher in self.teachers]
-        return Features(self.mean([logits for logits in outputs if logits is not None]))
+    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
+        return [teacher.inputs(batch) for teacher in self.teachers]
+
+    def features(self, inputs: Any) -> Features:
+        pairs = zip(self.teachers, inputs, strict=True)
+        return Features(self.mean([teacher.features(part).logits_OC for teacher, part in pairs]))
 
 
 class RoundedTargets(TeacherTargets):
@@ -129,8 +138,11 @@ class RoundedTargets(TeacherTargets):
     def __init__(self, live: LiveTargets | MeanTargets) -> None:
         self.live, self.device = live, live.device
 
-    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
-        features = self.live(batch, progress, needs)
+    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
+        return self.live.inputs(batch, progress, needs)
+
+    def features(self, inputs: Any) -> Features:
+        features = self.live.features(inputs)
         logits = None if features.logits is None else features.logits.half().float()
         return Features(logits, {layer: states.half().float() for layer, states in features.cls.items()})
 
@@ -264,7 +276,7 @@ class CheckpointTargets(TeacherTargets):
             with preserved_random_state():  # building a model draws random numbers, but reading a cache does not
                 self.targets = self.open_checkpoint(number)
             self.number = number
-        return self.targets.inputs(batch, progress, needs)
+        return number, self.targets.inputs(batch, progress, needs)  # a graph is of one checkpoint
 
     def features(self, inputs: Any) -> Features:
-        return self.targets.features(inputs)
+        return self.targets.features(inputs[1])

@@ -18,7 +18,7 @@ Reduction = Literal["mean", "sum"]
 
 def segment_log_softmax(values_T2: Tensor, bounds: Tensor) -> Tensor:
     """Return the log-softmax over the rows of each window, separately for each column."""
-    window_T = window_index(bounds)
+    window_T = window_index(bounds, len(values_T2))
     index_T2 = window_T[:, None].expand_as(values_T2)
     shape = (len(bounds) - 1, values_T2.shape[1])
     highest_B2 = values_T2.new_full(shape, -torch.inf).scatter_reduce(0, index_T2, values_T2.detach(), "amax")
@@ -27,21 +27,23 @@ def segment_log_softmax(values_T2: Tensor, bounds: Tensor) -> Tensor:
     return shifted_T2 - total_B2.log()[window_T]
 
 
-def window_index(bounds: Tensor) -> Tensor:
+def window_index(bounds: Tensor, num_rows: int) -> Tensor:
     """Return the index of the window of each row, (T,)."""
-    return torch.arange(len(bounds) - 1, device=bounds.device).repeat_interleave(bounds.diff())
+    windows = torch.arange(len(bounds) - 1, device=bounds.device)
+    return windows.repeat_interleave(bounds.diff(), output_size=num_rows)
 
 
-def span_cross_entropy(logits_T2: Tensor, bounds: Tensor, labels_B2: Tensor) -> Tensor:
+def span_cross_entropy(logits_T2: Tensor, bounds: Tensor, labels_B2: Tensor, weights_B: Tensor | None = None) -> Tensor:
     """Return the cross entropy with the first and last token of the answer, mean of start and end.
 
     Args:
         logits_T2: start and end logits.
         bounds: see the module docstring.
         labels_B2: first and last token of the answer, counted from the first token of the window.
+        weights_B: weights of the windows.
     """
     log_T2 = segment_log_softmax(logits_T2, bounds)
-    return -log_T2.gather(0, bounds[:-1, None] + labels_B2).mean()
+    return _mean(-log_T2.gather(0, bounds[:-1, None] + labels_B2).mean(-1), weights_B)
 
 
 def soft_span_cross_entropy(
@@ -51,6 +53,7 @@ def soft_span_cross_entropy(
     temperature: float,
     scale_by_t2: bool,
     over_ends: Reduction = "mean",
+    weights_B: Tensor | None = None,
 ) -> Tensor:
     """Return the cross entropy of the student's softmax over a window's tokens with the teacher's softmax.
 
@@ -63,12 +66,16 @@ def soft_span_cross_entropy(
     """
     teacher_probs_T2 = segment_log_softmax(teacher_T2 / temperature, bounds).exp()
     student_log_probs_T2 = segment_log_softmax(student_T2 / temperature, bounds)
-    loss = -(teacher_probs_T2 * student_log_probs_T2).sum() / (len(bounds) - 1)
+    loss_T = -(teacher_probs_T2 * student_log_probs_T2).sum(-1)
+    loss_B = loss_T.new_zeros(len(bounds) - 1).index_add(0, window_index(bounds, len(loss_T)), loss_T)
+    loss = _mean(loss_B, weights_B)
     loss = loss / 2 if over_ends == "mean" else loss
     return loss * temperature**2 if scale_by_t2 else loss
 
 
-def span_squared_error(student_T2: Tensor, target_T2: Tensor, bounds: Tensor, over_tokens: Reduction) -> Tensor:
+def span_squared_error(
+    student_T2: Tensor, target_T2: Tensor, bounds: Tensor, over_tokens: Reduction, weights_B: Tensor | None = None
+) -> Tensor:
     """Return the squared error of the logits (Pro-KD, Annealing-KD), mean of start and end.
 
     Args:
@@ -77,8 +84,12 @@ def span_squared_error(student_T2: Tensor, target_T2: Tensor, bounds: Tensor, ov
         over_tokens: mean over the tokens of a window, or their sum.
     """
     error_T = (student_T2 - target_T2).square().mean(dim=-1)
-    total_B = error_T.new_zeros(len(bounds) - 1).index_add(0, window_index(bounds), error_T)
-    return (total_B / bounds.diff() if over_tokens == "mean" else total_B).mean()
+    total_B = error_T.new_zeros(len(bounds) - 1).index_add(0, window_index(bounds, len(error_T)), error_T)
+    return _mean(total_B / bounds.diff() if over_tokens == "mean" else total_B, weights_B)
+
+
+def _mean(values_B: Tensor, weights_B: Tensor | None) -> Tensor:
+    return (values_B if weights_B is None else values_B * weights_B.to(values_B)).mean()
 
 
 class Spans(Outputs):
@@ -95,13 +106,13 @@ class Spans(Outputs):
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         assert batch.labels is not None
-        return span_cross_entropy(logits_OC, _bounds(batch), batch.labels)
+        return span_cross_entropy(logits_OC, _bounds(batch), batch.labels, batch.example_weights)
 
     def soft_label_loss(
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         sides = student_OC, teacher_OC, _bounds(batch)
-        return soft_span_cross_entropy(*sides, temperature, scale_by_t2, self.soft_ends)
+        return soft_span_cross_entropy(*sides, temperature, scale_by_t2, self.soft_ends, batch.example_weights)
 
     def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the weighted mean of the logits, which corresponds to a geometric mean of the probabilities.
@@ -111,8 +122,8 @@ class Spans(Outputs):
         return torch.stack([weight * one for one, weight in zip(logits, weights, strict=True)]).sum(0)
 
     def logit_loss(self, student_OC: Tensor, target_OC: Tensor, batch: Batch, reduction: Reduction) -> Tensor:
-        return span_squared_error(student_OC, target_OC, _bounds(batch), reduction)
+        return span_squared_error(student_OC, target_OC, _bounds(batch), reduction, batch.example_weights)
 
 
 def _bounds(batch: Batch) -> Tensor:
-    return torch.cat([batch.starts, batch.starts.new_tensor([batch.num_tokens])])
+    return torch.nn.functional.pad(batch.starts, (0, 1), value=batch.num_tokens)
