@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_updates import losses_of
 
 from distill_runner.compose.folders import choices
 from distill_runner.compose.run_config import RunConfig
@@ -14,7 +15,6 @@ from distill_runner.pipeline.build import Pipeline
 from distill_runner.training.train import Training
 from fake_cuda import COUNTS
 from helpers.small_runs import made_small
-from test_updates import losses_of
 
 Compose = Callable[..., RunConfig]
 

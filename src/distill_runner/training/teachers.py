@@ -80,7 +80,7 @@ class LiveTargets(TeacherTargets):
             needs = self.needs
         run = self.split.teacher_batch(batch, ROWS, self.device.length_multiple)
         run = fill(run) if batch.weights_of_tokens is not None else run
-        row_of_example = {example: row for row, example in enumerate(run.index.tolist())}
+        row_of_example = {example: row for row, example in reversed([*enumerate(run.index.tolist())])}
         rows = torch.tensor([row_of_example[example] for example in batch.index.tolist()])
         token_wise = run.head_tokens is not None
         tokens = _tokens(run, rows, batch) if needs.of_tokens or token_wise else slice(None)

@@ -216,6 +216,8 @@ class Training:
         parts = ((batch, self.teacher.inputs(batch, progress, self.method.needs[1])) for batch in batches)
         phase = self.method.phase(progress)
         values = self.graphs(parts, torch.tensor(rate, dtype=torch.float64), progress, phase)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate  # in place of the update's tensor, so that checkpoints hold a number
         means = {name: values.pop(name) for name in self.method.current_terms()}
         self.method.end_update(means, update.num_examples)
         if self.used_rows is not None and self.trains_rows:
