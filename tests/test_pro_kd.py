@@ -25,7 +25,7 @@ from distill_runner.models.features import EncoderShape, FeatureRequest, Feature
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
-from distill_runner.training.teachers import CheckpointTargets
+from distill_runner.training.teachers import CheckpointTargets, TeacherTargets
 from helpers import built_runs as built
 
 Compose = Callable[..., RunConfig]
@@ -119,13 +119,13 @@ def test_temperatures_that_would_not_fall_to_1_are_refused() -> None:
 def test_a_checkpoint_is_opened_when_its_turn_comes_and_the_one_before_let_go() -> None:
     events: list[str] = []
 
-    class Targets:
+    class Targets(TeacherTargets):
         def __init__(self, number: int) -> None:
             self.number = number
             torch.rand(3)  # as building a model does
             events.append(f"open {number}")
 
-        def __call__(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Features:
+        def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Features:
             return Features(torch.tensor(float(self.number)))
 
         def __del__(self) -> None:

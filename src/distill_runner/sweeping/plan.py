@@ -25,8 +25,10 @@ import torch
 
 from distill_runner.common.errors import quantity
 from distill_runner.common.terminal import duration, rounded
+from distill_runner.datasets.batches import Batch
+from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
-from distill_runner.models.features import EncoderShape, Features
+from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline, decide_cached, no_report, training_conditions
 from distill_runner.pipeline.planning import METRICS, position_warnings, stage_summary, stages_to_build
 from distill_runner.pipeline.stages import Stage
@@ -257,11 +259,20 @@ class Estimator:
         if teacher is None:
             return NoTeacher(), 0.0
         if teacher.config.prediction_source is not None:
-            num_labels = teacher.shape.num_labels
-            return lambda batch, _progress, _needs: Features(torch.zeros(batch.num_outputs, num_labels)), 0.0
+            return _ZeroLogits(teacher.shape.num_labels), 0.0
         split = self.pipeline.inputs.split(stage, stage.train_split)
         live = LiveTargets(self._random(teacher), split, stage.teacher_needs, self.pipeline.device)
         return live, FORWARD * products(teacher.shape)
+
+
+class _ZeroLogits(TeacherTargets):
+    """Zero logits for ``num_labels`` classes, in place of a teacher that is known only by its predictions."""
+
+    def __init__(self, num_labels: int) -> None:
+        self.num_labels = num_labels
+
+    def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Features:
+        return Features(torch.zeros(batch.num_outputs, self.num_labels))
 
 
 def products(shape: EncoderShape) -> int:

@@ -132,8 +132,7 @@ class Runtime(Schema):
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<number>``. ``auto`` takes a GPU with a free place and waits while
             there is none (``workers_per_gpu``); on a machine without a GPU it takes the CPU. The others never wait.
         workers_per_gpu: number of runs that may share a GPU under ``device: auto``; further runs wait. Runs take the
-            emptiest GPU first. One small model alone leaves most of a GPU idle, because the host cannot start kernels
-            fast enough.
+            emptiest GPU first. With ``graphs`` one run nearly fills a GPU while it trains, but not while it loads.
         precision: precision of matrix products; weights and losses are float32. ``tf32`` and ``fp16`` need a GPU.
         targets: read the teacher's outputs from a cache (``cached``) or run the teacher during training (``live``).
             ``auto`` decides by the size of the cache and the free disk space.
@@ -143,6 +142,7 @@ class Runtime(Schema):
             process may use if they are fewer, divided among the processes of ``torchrun`` on the machine.
         gradient_checkpointing: recompute each layer of the trained model in the backward pass instead of keeping its
             activations: less memory, more time, the same numbers.
+        graphs: record updates on a GPU as CUDA graphs, and replay them: the GPU then does not wait for Python.
         compile: run each layer as one graph that ``torch.compile`` makes, so that a GPU waits less for the host. Each
             process compiles at first, for minutes if nothing is in torch's cache. Results change by rounding, and on a
             GPU dropout draws other numbers. Models that run padded and image networks run without it.
@@ -155,7 +155,7 @@ class Runtime(Schema):
     """
 
     device: str = "auto"
-    workers_per_gpu: int = Field(4, ge=1, le=256)
+    workers_per_gpu: int = Field(2, ge=1, le=256)
     precision: Precision = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"
     targets_only: bool = False
