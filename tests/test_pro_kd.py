@@ -29,7 +29,7 @@ from distill_runner.training.teachers import CheckpointTargets, TeacherTargets
 from helpers import built_runs as built
 
 Compose = Callable[..., RunConfig]
-BATCH: Any = SimpleNamespace(example_weights=None)  # of which no term of this file reads more
+BATCH: Any = SimpleNamespace(example_weights=None, output_weights=None)  # of which no term of this file reads more
 
 
 # Losses.
