@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import train_wordpiece
-from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.store import Store
 from helpers.command import distill_run
 from helpers.made_questions import as_json, made_rows
+from helpers.training_runs import built_student, same
 
 Compose = Callable[..., RunConfig]
 
@@ -45,31 +42,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-METHODS: dict[str, list[str]] = {
-    "alp": [],
-    "internal": [],
-    "prokd": [],
-    "takd": ["assistant.num_layers=3"],
-    "minilm": ["stages.distil.optim.max_steps=2", "stages.distil.optim.batch_size=4", "corpus.examples=passages"],
-    "pd": ["pretraining.optim.max_steps=2", "pretraining.optim.batch_size=4"],
+FRESH = "student=fresh student.layers=2 student.width=32 student.heads=4 student.tokenizer={teacher}"
+METHODS = {
+    "alp": "",
+    "internal": "",
+    "prokd": "",
+    "takd": "assistant.num_layers=3",
+    "kd": "transfer=custom transfer.parts.inputs.dataset={squad}/pairs "
+    f"transfer.parts.inputs.columns=[question,context] {FRESH}",
 }
 
 
-def overrides_of(method: str, tiny_bert_folder: Path, squad: Path) -> list[str]:
-    chosen = [f"method={method}", *METHODS[method]]
-    if method in ("minilm", "pd"):  # on text, or from new weights
-        chosen += ["corpus=embedded", "corpus.max_length=32", f"student.tokenizer={tiny_bert_folder}"]
-        chosen += ["student=fresh", "student.layers=2", "student.width=32", "student.heads=4"]
-    if method == "pd":
-        chosen += ["transfer=custom", f"transfer.parts.inputs.dataset={squad}/pairs"]
-        chosen += ["transfer.parts.inputs.columns=[question,context]"]
-    return chosen
-
-
-@pytest.mark.parametrize(
-    "method",
-    ["alp", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "alp")],
-)
+@pytest.mark.parametrize("method", ["alp", *(pytest.param(name, marks=pytest.mark.slow) for name in [*METHODS][1:])])
 def test_every_method_trains_on_questions(
     method: str, arguments: list[str], tiny_bert_folder: Path, squad: Path, tmp_path: Path, store: Path
 ) -> None:
@@ -77,7 +61,8 @@ def test_every_method_trains_on_questions(
     pairs.mkdir(exist_ok=True)
     rows = [{"question": row["question"], "context": row["context"]} for row in made_rows(20, 3, longest=40)]
     (pairs / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    ended = distill_run(tmp_path, *arguments, *overrides_of(method, tiny_bert_folder, squad), f"store.dir={store}")
+    options = METHODS[method].format(squad=squad, teacher=tiny_bert_folder).split()
+    ended = distill_run(tmp_path, *arguments, f"method={method}", *options, f"store.dir={store}")
     assert ended.code == 0, ended.err
     assert "stage student: building" in ended.err
     (file,) = tmp_path.glob("outputs/runs/*/result.json")
@@ -104,23 +89,9 @@ def test_the_members_of_an_ensemble_read_the_tokens_of_the_student(
         resolve(run.stages, "student", "fp32")
 
 
-def built(run: RunConfig, pause_after: int | None = None) -> dict[str, torch.Tensor]:
-    """The weights of the student that a run trains."""
-    pipeline = Pipeline(Store(run.store.dir), run.runtime)
-    stage = resolve(run.stages, "student", run.runtime.precision)
-    if pause_after is not None:
-        with pytest.raises(TrainingPaused):
-            pipeline.build(stage, pause_after)
-    return load_file(pipeline.build(stage) / "model" / "model.safetensors")
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_cached_is_live(questions: Callable[..., RunConfig]) -> None:
     """Bit for bit: start and end logits of every token, and [CLS] states of layers."""
-    cached, live = (built(questions("method=pkd", f"runtime.targets={how}")) for how in ("cached", "live"))
+    cached, live = (built_student(questions("method=pkd", f"runtime.targets={how}")) for how in ("cached", "live"))
     assert same(cached, live)
 
 

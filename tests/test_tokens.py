@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from seqeval.metrics import f1_score
 from transformers import AutoModelForTokenClassification
 
 from distill_runner.commands.parser import run_subcommand
-from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.base import Progress
 from distill_runner.methods.hidden_states import HiddenStateLoss
@@ -32,6 +31,7 @@ from distill_runner.report.rows import tabulate
 from distill_runner.tasks import make_task
 from helpers.command import distill_run
 from helpers.made_tokens import NAMES, save_rows
+from helpers.training_runs import built_student, same
 
 Compose = Callable[..., RunConfig]
 LEARNED = {"task.epochs": 4, "teacher.optim.lr": 3e-3, "optim.lr": 3e-3}
@@ -93,23 +93,9 @@ def tokens(arguments: list[str], compose: Compose) -> Callable[..., RunConfig]:
     return lambda *overrides: compose(*arguments, "task.epochs=1", *overrides, tiny=False)
 
 
-def built(run: RunConfig, pause_after: int | None = None) -> dict[str, torch.Tensor]:
-    """The weights of the student that a run trains."""
-    pipeline = Pipeline(Store(run.store.dir), run.runtime)
-    stage = resolve(run.stages, "student", run.runtime.precision)
-    if pause_after is not None:
-        with pytest.raises(TrainingPaused):
-            pipeline.build(stage, pause_after)
-    return load_file(pipeline.build(stage) / "model" / "model.safetensors")
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_cached_is_live(tokens: Callable[..., RunConfig]) -> None:
     """Bit for bit: logits of the first pieces, in windows, and [CLS] states."""
-    cached, live = (built(tokens("method=pkd", f"runtime.targets={how}")) for how in ("cached", "live"))
+    cached, live = (built_student(tokens("method=pkd", f"runtime.targets={how}")) for how in ("cached", "live"))
     assert same(cached, live)
 
 
@@ -145,7 +131,7 @@ def test_unlabeled_sentences_are_a_transfer_set(
     parts = [f"transfer.parts.inputs.dataset={folder / name}", "transfer.parts.inputs.columns=[text]"]
     student = ["student=fresh", "student.layers=2", "student.width=32", "student.heads=4"]
     student += [f"student.tokenizer={tiny_bert_folder}"]
-    assert built(tokens("method=kd", "transfer=custom", *parts, *student))
+    assert built_student(tokens("method=kd", "transfer=custom", *parts, *student))
 
 
 def test_states_of_first_pieces_are_compared(tokens: Callable[..., RunConfig]) -> None:
@@ -290,11 +276,11 @@ def test_a_head_with_other_tags_is_refused(
     from helpers.families import config_of
 
     AutoTokenizer.from_pretrained(tiny_bert_folder).save_pretrained(tmp_path)
-    config = config_of("bert", id2label=dict(enumerate(["O", "B-PER", "I-PER"])))
+    config = config_of("bert", vocab_size=400, id2label=dict(enumerate(["O", "B-PER", "I-PER"])))
     BertForTokenClassification(config).save_pretrained(tmp_path)
     run = tokens("method=rkd", "teacher.fine_tuned=true", f"teacher.source={tmp_path}")
     with pytest.raises(UserError, match="its head has 3 outputs"):
-        built(run)
+        built_student(run)
 
 
 def test_predicted_spans_can_be_read_again(runs: dict[str, Path], folder: Path, tmp_path: Path) -> None:

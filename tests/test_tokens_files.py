@@ -169,13 +169,7 @@ def test_the_tree_of_label_studio_is_refused_with_the_export_that_is_read(tmp_pa
         task_of(save(tmp_path / "own", rows_of([row]), name="{}.jsonl"))
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"tokens": ["Ann", "ran"], "ner_tags": None},
-        {"text": "Ann ran", "spans": None},
-    ],
-)
+@pytest.mark.parametrize("row", [{"tokens": ["Ann", "ran"], "ner_tags": None}, {"text": "Ann ran", "spans": None}])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_row_without_labels_is_refused(row: dict[str, Any], split: str, tmp_path: Path) -> None:
     """It was read as a sentence without entities, in training and in the score."""

@@ -18,10 +18,7 @@ from distill_runner.tasks import make_task
 from distill_runner.tasks.tokens.sentences import Sentence, Sentences
 from helpers.words import WORDS
 
-SCHEMES = {
-    "bio": ["O", "B-x", "I-x", "B-y", "I-y"],
-    "plain": ["O", "x", "y"],
-}
+SCHEMES = {"bio": ["O", "B-x", "I-x", "B-y", "I-y"], "plain": ["O", "x", "y"]}
 Spans = list[list[tuple[int, int, str]]]
 
 

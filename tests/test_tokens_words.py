@@ -171,10 +171,7 @@ def test_spans_that_cut_a_word(wordpiece: Any, tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="the span 'dog', which cuts the word 'dogs', in row 0"):
         split("refuse")
-    assert split("extend") == (
-        ["O", "B-x", "B-y"],
-        ["1 spans that cut a word: task.misaligned=extend, first in row 0"],
-    )
+    assert split("extend") == (["O", "B-x", "B-y"], ["1 spans that cut a word: task.misaligned=extend, first in row 0"])
     assert split("drop")[0] == ["O", "O", "B-y"]
 
 

@@ -5,15 +5,20 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import (
     BertConfig,
 )
 
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.corpora import Corpus, CorpusPart
 from distill_runner.methods.base import Progress
 from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.store import Store
 from distill_runner.tasks import make_task
 from distill_runner.training.devices import Device
 from distill_runner.training.history import History, Log
@@ -81,3 +86,9 @@ def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
 def told(history: History) -> dict[str, Any]:
     """All that must not depend on interruptions; seconds do."""
     return {key: value for key, value in asdict(history).items() if key != "seconds"}
+
+
+def built_student(run: RunConfig) -> dict[str, Tensor]:
+    """The weights of the student that a run trains."""
+    stage = resolve(run.stages, "student", run.runtime.precision)
+    return load_file(Pipeline(Store(run.store.dir), run.runtime).build(stage) / "model" / "model.safetensors")

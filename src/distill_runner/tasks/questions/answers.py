@@ -42,17 +42,9 @@ def spans_dtype(n_best: int = N_BEST) -> np.dtype:
     probabilities of the spans sum to 1, including ``null_probability`` if a question may have no answer. Entries
     without a span have probability 0.
     """
-    shape = (n_best,)
-    return np.dtype(
-        [
-            ("begin", np.int32, shape),
-            ("end", np.int32, shape),
-            ("score", np.float32, shape),
-            ("probability", np.float32, shape),
-            ("null", np.float32),
-            ("null_probability", np.float32),
-        ]
-    )
+    kinds = {"begin": np.int32, "end": np.int32, "score": np.float32, "probability": np.float32}
+    of_question = [("null", np.float32), ("null_probability", np.float32)]
+    return np.dtype([*((name, kind, (n_best,)) for name, kind in kinds.items()), *of_question])
 
 
 def best_spans(
