@@ -3,14 +3,12 @@
 Shapes: a pack has T tokens in B sequences; there are N heads of d features; a group has n sequences padded to L tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
 from distill_runner.datasets.batches import Batch, LengthGroup
@@ -32,7 +30,6 @@ class PackedAttention:
         self.groups, self.noise = batch.groups, noise
         self.heads = (None,) * num_heads  # a compiled graph has a length as a constant, but a number as a variable
         self.ragged = RaggedAttention.for_batch(batch)
-        self.layouts: dict[tuple[int, int], list[_Layout]] = {}
         self.masks: dict[tuple[int | None, torch.dtype], list[Tensor]] = {}
 
     @property
@@ -51,15 +48,15 @@ class PackedAttention:
         if self.ragged is not None and qkv.shape[1] // (3 * self.num_heads) in _HEAD_SIZES:
             return self.ragged.attend(qkv, self.num_heads, p, window)
         contexts = []
-        sides, masks = self._pad(qkv, 3, self.num_heads), self._masks(window, qkv.dtype)
-        for group, (queries, keys, values), mask in zip(self.groups, sides, masks, strict=True):
+        masks = self._masks(window, qkv.dtype)
+        for group, (queries, keys, values), mask in zip(self.groups, self._pad(qkv), masks, strict=True):
             if p and self.noise is not None:
                 scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), mask, queries.shape[-1])
                 probabilities = scores.softmax(-1).unflatten(0, queries.shape[:2])
                 contexts.append(self.noise.drop_attention(probabilities, group, p, site) @ values)
             else:
                 contexts.append(scaled_dot_product_attention(queries, keys, values, mask[:, None], dropout_p=p))
-        return _Unpad.apply(self._layouts(1, self.num_heads), len(qkv), *contexts)
+        return self._unpad(contexts, len(qkv))
 
     def attend_first(
         self,
@@ -86,9 +83,8 @@ class PackedAttention:
         queries_BNH = (q_BH.unflatten(1, (-1, size)).transpose(0, 1) @ key_NdH).transpose(0, 1)
         means, sums = [], []
         group_queries = queries_BNH.split([len(group.is_token) for group in self.groups])
-        sides, masks = self._pad(h_TH, 1, 1), self._masks(None, h_TH.dtype)
-        for group, queries, padded_states, mask in zip(self.groups, group_queries, sides, masks, strict=True):
-            states = padded_states.view(*group.gather.shape, -1)
+        for group, queries, mask in zip(self.groups, group_queries, self._masks(None, h_TH.dtype), strict=True):
+            states = h_TH[group.tokens].index_select(0, group.gather.flatten()).view(*group.gather.shape, -1)
             scores = _scores(queries, states, mask, size)
             probabilities = scores.softmax(-1)[:, :, None]
             if self.noise is None:
@@ -101,16 +97,20 @@ class PackedAttention:
         context_BH, bias = context_NBd.transpose(0, 1).flatten(1), value[1]
         return context_BH if bias is None else context_BH + (torch.cat(sums) * bias.view(-1, size)).flatten(1)
 
-    def _pad(self, states: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
-        """Return the states (T, parts * H) as (parts, n, heads, L, d) for each group."""
-        return _Pad.apply(states, self._layouts(parts, num_heads))
+    def _pad(self, qkv: Tensor) -> Iterator[Tensor]:
+        """Yield the queries, keys and values (3, n, heads, L, d) of each group."""
+        for group in self.groups:
+            rows = qkv[group.tokens].index_select(0, group.gather.flatten())
+            parts = rows.view(*group.gather.shape, 3, self.num_heads, -1)  # the output of padding is not used
+            yield parts.permute(2, 0, 3, 1, 4).contiguous()
 
-    def _layouts(self, parts: int, num_heads: int) -> list["_Layout"]:
-        if torch.compiler.is_compiling():  # the graph computes indices where it copies, without memory for them
-            return [_Layout.for_group(group, parts, num_heads) for group in self.groups]
-        if (parts, num_heads) not in self.layouts:
-            self.layouts[parts, num_heads] = [_Layout.for_group(group, parts, num_heads) for group in self.groups]
-        return self.layouts[parts, num_heads]
+    def _unpad(self, contexts: Sequence[Tensor], num_tokens: int) -> Tensor:
+        """Return the contexts (n, heads, L, d) of each group as (T, H), with 0 for tokens that belong to no group."""
+        rows = [context.transpose(1, 2).flatten(2).flatten(0, 1) for context in contexts]
+        pairs = zip(rows, self.groups, strict=True)
+        context_TH = torch.cat([part.index_select(0, group.padded_positions) for part, group in pairs])
+        missing = num_tokens - len(context_TH)
+        return pad(context_TH, (0, 0, 0, missing)) if missing else context_TH
 
     def _masks(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
         """Return the mask of each group to add to its scores, once for all layers."""
@@ -144,93 +144,6 @@ def _scores(queries: Tensor, keys: Tensor, mask: Tensor, size: int) -> Tensor:
     if (num_heads := len(keys) // len(mask)) > 1:
         mask = mask.repeat_interleave(num_heads, 0)
     return torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=size**-0.5)
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Row indices to copy between the layout (T, parts, heads) of a pack and (parts, n, heads, L) of a group.
-
-    ``gather`` holds the pack's row for each position of the group, and ``scatter`` the group's row for each token.
-    Whole rows of d features are copied, so a single copy both pads and moves parts and heads to the front.
-    """
-
-    gather: Tensor
-    scatter: Tensor
-
-    @classmethod
-    def for_group(cls, group: LengthGroup, parts: int, num_heads: int) -> "_Layout":
-        n, length = group.gather.shape
-        device, per_token = group.gather.device, parts * num_heads
-        first = group.tokens.start * per_token
-        part_head = torch.arange(first, first + per_token, device=device).view(parts, 1, num_heads, 1)
-        scatter = group.padded_positions[:, None, None]
-        if num_heads > 1:
-            scatter = torch.add(scatter, scatter // length, alpha=(num_heads - 1) * length)
-            scatter = torch.add(scatter, torch.arange(num_heads, device=device), alpha=length)
-        if parts > 1:
-            scatter = torch.add(scatter, torch.arange(parts, device=device)[:, None], alpha=n * num_heads * length)
-        return cls(torch.add(part_head, group.gather[:, None], alpha=per_token), scatter)
-
-    def rows(self, states: Tensor) -> Tensor:
-        """Return the states (T, parts * H) as rows (T * parts * heads, d)."""
-        parts, _, heads, _ = self.gather.shape
-        return states.reshape(len(states) * parts * heads, -1)
-
-
-class _Pad(Function):
-    """(T, parts * H) -> (parts, n, heads, L, d) of each group.
-
-    The output of padding is not used, so its gradient counts as zero.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, layouts: Sequence[_Layout]) -> tuple[Tensor, ...]:
-        ctx.layouts, ctx.num_tokens = layouts, len(states)
-        rows = layouts[0].rows(states)
-        return tuple(
-            rows.index_select(0, layout.gather.flatten()).unflatten(0, layout.gather.shape) for layout in layouts
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _tokens(gradients, ctx.layouts, ctx.num_tokens), None
-
-
-class _Unpad(Function):
-    """(n, heads, L, d) of each group -> (T, H)."""
-
-    @staticmethod
-    def forward(ctx: Any, layouts: Sequence[_Layout], num_tokens: int, *padded_contexts: Tensor) -> Tensor:
-        ctx.layouts = layouts
-        return _tokens(padded_contexts, layouts, num_tokens)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gradients: list[Tensor | None] = [None, None]
-        *group_rows, _ = _split_by_group(ctx.layouts[0].rows(gradient), ctx.layouts)
-        for layout, part in zip(ctx.layouts, group_rows, strict=True):
-            gather = layout.gather[0]
-            zeros = part.new_zeros(gather.numel(), part.shape[1])
-            gradients.append(zeros.index_copy_(0, layout.scatter.flatten(), part).unflatten(0, gather.shape))
-        return tuple(gradients)
-
-
-def _tokens(padded_parts: Sequence[Tensor], layouts: Sequence[_Layout], num_tokens: int) -> Tensor:
-    """Return the rows of all groups' tokens as (T, parts * H), with zeros for tokens that belong to no group."""
-    parts, _, heads, _ = layouts[0].gather.shape
-    rows = padded_parts[0].new_empty(num_tokens * parts * heads, padded_parts[0].shape[-1])
-    *group_rows, others = _split_by_group(rows, layouts)
-    for states, layout, part in zip(padded_parts, layouts, group_rows, strict=True):
-        torch.index_select(states.flatten(0, -2), 0, layout.scatter.flatten(), out=part)
-    if len(others):
-        others.zero_()
-    return rows.view(num_tokens, -1)
-
-
-def _split_by_group(rows: Tensor, layouts: Sequence[_Layout]) -> tuple[Tensor, ...]:
-    """Split ``rows`` by group; the last part holds the rows of tokens that belong to no group."""
-    sizes = [layout.scatter.numel() for layout in layouts]
-    return rows.split([*sizes, len(rows) - sum(sizes)])
 
 
 @dataclass(frozen=True)
