@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from distill_runner.common.errors import UserError, first_line
+from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.families import PROJECTIONS
 from distill_runner.models.features import FeatureRequest, Features, is_other_classifier
@@ -67,29 +67,23 @@ def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs
 def _classifier_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Return the logits of a decoder or an encoder-decoder, for each text as for that text alone.
 
-    Texts of equal length run together, without padding, for which each of these families has rules of its own. Without
-    an id of the padding they refuse several texts.
+    Texts of equal length run together, without padding, for which each of these families has rules of its own.
     """
-    lengths, counts = torch.unique_consecutive(batch.sequence_lengths, return_counts=True)
-    sizes = (lengths * counts).tolist()
-    has_padding = getattr(model.config.get_text_config(), "pad_token_id", None) is not None
     options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    logits = []
-    for ids_T, segments_T, length in zip(
-        batch.input_ids.split(sizes), batch.segments.split(sizes), lengths.tolist(), strict=True
-    ):
-        count = len(ids_T) // length if has_padding else 1
-        for ids, segments in zip(ids_T.split(count * length), segments_T.split(count * length), strict=True):
-            inputs: dict[str, Any] = {"input_ids": ids.view(count, length)}
-            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-            if getattr(model.config, "type_vocab_size", 0) > 1:
-                inputs["token_type_ids"] = segments.view(count, length)
-            try:
-                logits.append(_logits(model(**inputs, **options)))
-            except ValueError as error:  # such as T5's, for a text that holds its mark of the end
-                problem = f"the forward pass of a {model.config.model_type} refuses texts of the task"
-                problem += f": {first_line(error)}"
-                raise UserError("teacher", None, problem, "Remove such texts, or take another teacher.") from error
+
+    def run(ids_nL: Tensor, segments_nL: Tensor) -> Tensor:
+        segments = {"token_type_ids": segments_nL} if getattr(model.config, "type_vocab_size", 0) > 1 else {}
+        return _logits(model(input_ids=ids_nL, attention_mask=torch.ones_like(ids_nL), **segments, **options))
+
+    lengths, counts = torch.unique_consecutive(batch.sequence_lengths, return_counts=True)
+    sizes, logits = (lengths * counts).tolist(), list[Tensor]()
+    sides = zip(batch.input_ids.split(sizes), batch.segments.split(sizes), lengths.tolist(), strict=True)
+    for ids_T, segments_T, length in sides:
+        ids_nL, segments_nL = ids_T.view(-1, length), segments_T.view(-1, length)
+        try:
+            logits.append(run(ids_nL, segments_nL))
+        except ValueError:  # the model has no id of the padding, or T5's texts have unequal numbers of marks of the end
+            logits += [run(*row) for row in zip(ids_nL.split(1), segments_nL.split(1), strict=True)]
     if batch.head_tokens is None:
         return torch.cat(logits)
     return torch.cat([part.flatten(0, 1) for part in logits])[batch.head_tokens]
