@@ -142,7 +142,7 @@ def test_weights_beside_an_adapter_count_before_they_are_downloaded(
     folder = adapter(tmp_path / "adapter", base)
     names = [path.name for path in folder.iterdir()]
     monkeypatch.setattr(downloads, "download", lambda *_: folder)
-    monkeypatch.setattr(downloads, "file_names", lambda _: [*names, file])
+    monkeypatch.setattr(downloads, "file_ids", lambda _: dict.fromkeys([*names, file], ""))
     commit = hub.Commit("model", "acme/both", "0" * 40)
     with pytest.raises(UserError, match=f"the weights of a model \\({file}\\): either could be meant"):
         _ = ModelSource("acme/both", folder, commit).base

@@ -179,8 +179,8 @@ def _cause(missing: Sequence[str], info: Mapping[str, Any], config: Any) -> str:
     depth = getattr(config, "num_hidden_layers", 0)
     if info["mismatched_keys"]:
         return "they have other shapes, those of a model with other sizes than its config.json"
-    if info["unexpected_keys"]:  # of a wrapper, another architecture, an adapter or quantized weights
-        return f"the files hold other names than those of a {config.model_type}, such as {min(info['unexpected_keys'])}"
     if len(numbers) == len(missing) and min(numbers) and set(numbers) == set(range(min(numbers), depth)):
         return f"the files hold {quantity(min(numbers), 'layer')}, its config.json says {depth}"
+    if info["unexpected_keys"]:  # of a wrapper, another architecture, an adapter or quantized weights
+        return f"the files hold other names than those of a {config.model_type}, such as {min(info['unexpected_keys'])}"
     return "the files are not complete"
