@@ -54,7 +54,7 @@ def base_name(folder: Path, name: str, model_weights: Sequence[str]) -> str | No
     if spec is None or spec.origin is None:  # without an origin, it is a folder of that name
         problem = f"holds a PEFT adapter ({ADAPTER}), which is read only where peft is installed"
         raise UserError(".model.source", name, problem, REMEDY)
-    if _weights(folder) is None:
+    if not any((folder / file).is_file() for file in ADAPTER_FILES[1:]):
         problem = "holds no weights of its adapter"
         raise UserError(".model.source", name, problem, f"Save {' or '.join(ADAPTER_FILES[1:])} too.")
     try:
@@ -102,15 +102,15 @@ def merged_folder(base: Path, folder: Path, name: str) -> Iterator[Path]:
             adapted = peft.PeftModel.from_pretrained(network, str(folder))
             read = peft.get_peft_model_state_dict(adapted)
             unused = sorted(key for key, shape in shapes.items() if key not in read or tuple(read[key].shape) != shape)
-            merged = None if unused else adapted.merge_and_unload()
+            if unused:
+                problem = f"{len(unused)} of the {len(shapes)} tensors of its adapter fit nothing in {base.name}"
+                raise ValueError(f"{problem} ({unused[0]})")
+            merged = adapted.merge_and_unload()
     except MemoryError:
         raise
     except Exception as error:
         problem = f"its adapter cannot be merged into {base.name}: {root_cause(error)}"
         raise UserError(".model.source", name, problem[:300], "Name its own base in adapter_config.json.") from error
-    if merged is None:
-        problem = f"{len(unused)} of the {len(shapes)} tensors of its adapter fit nothing in {base.name} ({unused[0]})"
-        raise UserError(".model.source", name, problem, f"Name its own base in {ADAPTER}.")
     absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])} - saved_shapes(folder).keys()
     with TemporaryDirectory(prefix="distill-adapter-", ignore_cleanup_errors=True) as scratch:
         target = Path(scratch) / folder.name
@@ -118,13 +118,9 @@ def merged_folder(base: Path, folder: Path, name: str) -> Iterator[Path]:
         yield target
 
 
-def _weights(folder: Path) -> Path | None:
-    return next((folder / file for file in ADAPTER_FILES[1:] if (folder / file).is_file()), None)
-
-
 def _adapter_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    file = _weights(folder)
-    return {} if file is None else tensor_shapes(file)
+    files = [folder / name for name in ADAPTER_FILES[1:] if (folder / name).is_file()]
+    return tensor_shapes(files[0]) if files else {}
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:

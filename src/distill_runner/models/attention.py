@@ -47,9 +47,8 @@ class PackedAttention:
         """
         if self.ragged is not None and qkv.shape[1] // (3 * self.num_heads) in _HEAD_SIZES:
             return self.ragged.attend(qkv, self.num_heads, p, window)
-        contexts = []
-        masks = self._masks(window, qkv.dtype)
-        for group, (queries, keys, values), mask in zip(self.groups, self._pad(qkv), masks, strict=True):
+        contexts, sides = [], zip(self.groups, self._pad(qkv), self._masks(window, qkv.dtype), strict=True)
+        for group, (queries, keys, values), mask in sides:
             if p and self.noise is not None:
                 scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), mask, queries.shape[-1])
                 probabilities = scores.softmax(-1).unflatten(0, queries.shape[:2])
@@ -106,9 +105,9 @@ class PackedAttention:
 
     def _unpad(self, contexts: Sequence[Tensor], num_tokens: int) -> Tensor:
         """Return the contexts (n, heads, L, d) of each group as (T, H), with 0 for tokens that belong to no group."""
-        rows = [context.transpose(1, 2).flatten(2).flatten(0, 1) for context in contexts]
-        pairs = zip(rows, self.groups, strict=True)
-        context_TH = torch.cat([part.index_select(0, group.padded_positions) for part, group in pairs])
+        rows = (context.transpose(1, 2).flatten(2).flatten(0, 1) for context in contexts)
+        parts = [part.index_select(0, group.padded_positions) for part, group in zip(rows, self.groups, strict=True)]
+        context_TH = torch.cat(parts)
         missing = num_tokens - len(context_TH)
         return pad(context_TH, (0, 0, 0, missing)) if missing else context_TH
 

@@ -150,10 +150,9 @@ class ModelSource:
         return deepcopy(self._config)
 
     @property
-    def label_names(self) -> dict[int, str] | None:
+    def label_names(self) -> Any:
         """Names of the head's outputs by index; None if the configuration has none."""
-        names: Any = self._config.id2label
-        return names
+        return self._config.id2label
 
     @cached_property
     def tokenizer_traits(self) -> TokenizerTraits:

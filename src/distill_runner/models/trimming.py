@@ -55,11 +55,12 @@ def trim_tokenizer(tokenizer: Any, used_ids: np.ndarray, folder: Path) -> np.nda
     if backend is not None:
         content = json.loads(backend.to_str())
     model, ids = content["model"], tokenizer.get_vocab()
-    if model["type"] not in ("WordPiece", "BPE", "Unigram"):
-        problem = f"the tokenizer is {model['type']}, not WordPiece, byte pair encoding or Unigram"
+    marks_parts = model["type"] == "BPE" and (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
+    if model["type"] not in ("WordPiece", "BPE", "Unigram") or marks_parts:
+        problem = (
+            f"the tokenizer is {model['type']}, not WordPiece, Unigram or byte pair encoding without marks of parts"
+        )
         raise UserError(KEY, TRIM, problem, "Leave it out.")
-    if model["type"] == "BPE" and (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")):
-        raise UserError(KEY, TRIM, "the tokenizer marks parts of words in its merges", "Leave it out.")
     added = {entry["content"]: entry for entry in content["added_tokens"]}
     name_of = {number: token for token, number in ids.items()}
     used = {name_of[number] for number in used_ids.tolist() if number in name_of}
