@@ -100,5 +100,5 @@ def test_tokenizers_that_cannot_be_trimmed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="WordLevel, not WordPiece"):
         trim_tokenizer(words, np.array([0]), tmp_path)
     parts = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, [], end_of_word_suffix="</w>")))
-    with pytest.raises(UserError, match="marks parts of words"):
+    with pytest.raises(UserError, match="the tokenizer is BPE, not WordPiece, Unigram or plain byte pair encoding"):
         trim_tokenizer(parts, np.array([0]), tmp_path)

@@ -57,9 +57,7 @@ def trim_tokenizer(tokenizer: Any, used_ids: np.ndarray, folder: Path) -> np.nda
     model, ids = content["model"], tokenizer.get_vocab()
     marks_parts = model["type"] == "BPE" and (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
     if model["type"] not in ("WordPiece", "BPE", "Unigram") or marks_parts:
-        problem = (
-            f"the tokenizer is {model['type']}, not WordPiece, Unigram or byte pair encoding without marks of parts"
-        )
+        problem = f"the tokenizer is {model['type']}, not WordPiece, Unigram or plain byte pair encoding"
         raise UserError(KEY, TRIM, problem, "Leave it out.")
     added = {entry["content"]: entry for entry in content["added_tokens"]}
     name_of = {number: token for token, number in ids.items()}
