@@ -3,7 +3,7 @@
 Shapes: a pack has T tokens in B sequences; there are N heads of d features; a group has n sequences padded to L tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -52,10 +52,14 @@ class PackedAttention:
             if p and self.noise is not None:
                 scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), mask, queries.shape[-1])
                 probabilities = scores.softmax(-1).unflatten(0, queries.shape[:2])
-                contexts.append(self.noise.drop_attention(probabilities, group, p, site) @ values)
+                context = self.noise.drop_attention(probabilities, group, p, site) @ values
             else:
-                contexts.append(scaled_dot_product_attention(queries, keys, values, mask[:, None], dropout_p=p))
-        return self._unpad(contexts, len(qkv))
+                context = scaled_dot_product_attention(queries, keys, values, mask[:, None], dropout_p=p)
+            rows = context.transpose(1, 2).flatten(2).flatten(0, 1)
+            contexts.append(rows.index_select(0, group.padded_positions))
+        context_TH = torch.cat(contexts)
+        missing = len(qkv) - len(context_TH)  # tokens that belong to no group
+        return pad(context_TH, (0, 0, 0, missing)) if missing else context_TH
 
     def attend_first(
         self,
@@ -102,14 +106,6 @@ class PackedAttention:
             rows = qkv[group.tokens].index_select(0, group.gather.flatten())
             parts = rows.view(*group.gather.shape, 3, self.num_heads, -1)  # the output of padding is not used
             yield parts.permute(2, 0, 3, 1, 4).contiguous()
-
-    def _unpad(self, contexts: Sequence[Tensor], num_tokens: int) -> Tensor:
-        """Return the contexts (n, heads, L, d) of each group as (T, H), with 0 for tokens that belong to no group."""
-        rows = (context.transpose(1, 2).flatten(2).flatten(0, 1) for context in contexts)
-        parts = [part.index_select(0, group.padded_positions) for part, group in zip(rows, self.groups, strict=True)]
-        context_TH = torch.cat(parts)
-        missing = num_tokens - len(context_TH)
-        return pad(context_TH, (0, 0, 0, missing)) if missing else context_TH
 
     def _masks(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
         """Return the mask of each group to add to its scores, once for all layers."""
