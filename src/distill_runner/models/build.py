@@ -32,9 +32,7 @@ OUTPUT_LAYERS = (
 """Names that families give to the layer that computes the logits of classes."""
 
 
-def build(
-    model: ModelConfig, head: Head, vocab_size: int | None = None, source: ModelSource | None = None
-) -> PreTrainedModel:
+def build(model: ModelConfig, head: Head, vocab_size: int | None = None, source: ModelSource | None = None) -> Any:
     """Build a model in float32 with a head.
 
     New weights are drawn from torch's global generator, so seed it first.
