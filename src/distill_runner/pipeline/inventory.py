@@ -68,7 +68,7 @@ def _entry(path: Path) -> Entry:
     except UserError:
         state = "unreadable"
     name = spec.get("split") or (spec.get("stage", "") if spec.get("kind") == "stage" else "")
-    if "checkpoint" in spec:
+    if spec.get("checkpoint") is not None:
         name = f"of epoch {spec['checkpoint']}"
     elif spec.get("kind") == "test":
         name = f"of {spec['tokens']['split']}"
