@@ -23,7 +23,7 @@ from distill_runner.methods.vectors import (
     vector_distance,
 )
 from distill_runner.models.features import EncoderShape, Features
-from distill_runner.tasks.vectors.losses import Vectors
+from distill_runner.tasks.vectors.texts import Vectors
 
 PROGRESS = Progress(0, 0, 1, 1)
 

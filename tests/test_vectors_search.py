@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distill_runner.common.errors import UserError
 from distill_runner.deploy.student import Student
 from distill_runner.tasks import make_task
-from distill_runner.tasks.vectors.search import Judgments, nearest, query_scores
+from distill_runner.tasks.vectors.retrieval import Judgments, nearest, query_scores
 
 Relevance = dict[int, dict[int, int]]
 Scores = dict[str, list[float]]
@@ -66,7 +66,7 @@ def test_blocks_do_not_change_the_ranking(monkeypatch: pytest.MonkeyPatch) -> No
     documents[7] = documents[3]  # equal documents stay in order
     expected = nearest(queries, documents, 9)
     for cosines in (1, 23, 50):
-        monkeypatch.setattr("distill_runner.tasks.vectors.search.COSINES_AT_ONCE", cosines)
+        monkeypatch.setattr("distill_runner.tasks.vectors.retrieval.COSINES_AT_ONCE", cosines)
         assert (nearest(queries, documents, 9) == expected).all()
     products = queries @ (documents / np.linalg.norm(documents, axis=1, keepdims=True)).T
     assert (np.argsort(-products.round(6), axis=1, kind="stable")[:, :9] == expected).all()

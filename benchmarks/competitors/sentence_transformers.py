@@ -34,8 +34,7 @@ from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.sources import read_shape, resolve_source
 from distill_runner.tasks import make_task
-from distill_runner.tasks.vectors.losses import Vectors
-from distill_runner.tasks.vectors.texts import TextRows, write_texts
+from distill_runner.tasks.vectors.texts import TextRows, Vectors, write_texts
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import TaskData, epoch_order
 from distill_runner.training.devices import Device

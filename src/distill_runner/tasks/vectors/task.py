@@ -91,7 +91,7 @@ class VectorTask(TextTask):
 
     @property
     def outputs(self) -> "Outputs":
-        from distill_runner.tasks.vectors.losses import Vectors
+        from distill_runner.tasks.vectors.texts import Vectors
 
         return Vectors()
 

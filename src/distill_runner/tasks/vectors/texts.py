@@ -1,21 +1,25 @@
-"""Splits of vectors: each row of the data has one or more texts, and each text is an example of the model.
+"""Splits of vectors, whose rows have one or more texts, each an example of the model; and the losses on vectors.
 
-Shapes: N rows of k texts. The texts of a row follow each other: text j of row i has the number i * k + j.
+Shapes: N rows of k texts; B texts of a batch with vectors of C numbers. The texts of a row follow each other:
+text j of row i has the number i * k + j.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from distill_runner.common.errors import UserError, quantity
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import Split, TokenSplit
 from distill_runner.datasets.tokenization import Examples
+from distill_runner.methods.outputs import Outputs
 
 
 class Texts(TokenSplit):
@@ -127,3 +131,36 @@ def _prompt_length(prompt: str, tokenizer: Any) -> int:
     """Return the number of tokens of a prompt and the special token before it, as sentence-transformers counts."""
     ids = tokenizer(prompt)["input_ids"] if prompt else []
     return len(ids) - bool(ids and ids[-1] in tokenizer.all_special_ids)
+
+
+class Vectors(Outputs):
+    """Outputs that are vectors of texts (B, C); the texts have no labels."""
+
+    has_temperature: ClassVar[bool] = False
+    has_labels: ClassVar[bool] = False
+
+    def label_loss(self, logits_OC: Tensor, batch: Batch) -> NoReturn:
+        raise TypeError("vectors have no labels")
+
+    def soft_label_loss(
+        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
+    ) -> Tensor:
+        """Return the squared distance of the two vectors, mean over the texts; there is no temperature.
+
+        Raises:
+            UserError: the vectors have different widths.
+        """
+        _require_equal_widths(student_OC, teacher_OC)
+        return (student_OC - teacher_OC).square().sum(-1).mean()
+
+    def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """Return the weighted mean of the vectors, divided by its length."""
+        mean = torch.stack([weight * one for one, weight in zip(logits, weights, strict=True)]).sum(0)
+        return functional.normalize(mean, dim=-1)
+
+
+def _require_equal_widths(student_BC: Tensor, teacher_BC: Tensor) -> None:
+    widths = student_BC.shape[-1], teacher_BC.shape[-1]
+    if widths[0] != widths[1]:
+        problem = f"its vectors have {widths[0]} numbers, the teacher's {widths[1]}"
+        raise UserError("student", None, problem, "Take method=vectors vectors.widths=pca, or project.")
