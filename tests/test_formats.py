@@ -3,10 +3,7 @@
 import csv
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import distill_runner
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.report.formats import COLUMNS, as_csv, latex, markdown, write_report
@@ -206,28 +202,3 @@ def test_mistakes_are_told(tmp_path: Path, arguments: list[str], said: str) -> N
     with pytest.raises(UserError, match=re.escape(said)) as caught:
         run_subcommand("table", [argument.format(**names) for argument in arguments])
     assert len(str(caught.value).splitlines()) <= 2
-
-
-def test_the_console_script_ends_with_2_and_imports_no_torch(tmp_path: Path) -> None:
-    script = """if True:
-        import sys
-        from distill_runner.cli import main
-        try:
-            main()
-        finally:
-            assert not {"torch", "transformers", "sklearn", "datasets"} & sys.modules.keys()
-    """
-    source = str(Path(distill_runner.__file__).parents[1])
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", script, "table", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source})
-
-    done = run(str(runs_folder(tmp_path)))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "alp all, best of grid" in done.stdout
-    wrong = run("--formt", "csv")
-    assert (wrong.returncode, wrong.stderr) == (
-        2,
-        "distill-run table: unrecognized arguments: --formt\n  See distill-run table --help.\n",
-    )

@@ -33,7 +33,7 @@ from distill_runner.datasets.corpora.examples import (
 )
 from distill_runner.datasets.readers import hub
 from distill_runner.datasets.splits import CorpusSplit, TokenSplit
-from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens
+from distill_runner.datasets.tokenization import SpecialTokens
 from distill_runner.training.config import Optim
 from distill_runner.training.data import CorpusData, epoch_order, epoch_updates
 from distill_runner.training.devices import Device
@@ -204,14 +204,6 @@ def test_slices_that_text_cannot_have(tmp_path: Path) -> None:
         list(part.documents("train[~~:50%]"))
 
 
-def test_rows_with_one_value_make_one_document(tmp_path: Path) -> None:
-    rows(tmp_path, ["body", "title"], [["a", "x"], ["b", "x"], ["c", "y"], ["d", "x"]])
-    part = {"columns": ["body"], "document_column": "title", "train": "train"}
-    found = CorpusPart(dataset=str(tmp_path), **part).documents("train")
-    assert list(found) == [["a", "b"], ["c"], ["d"]]
-    assert list(CorpusPart(dataset=str(tmp_path), **part, limit=2).documents("train")) == [["a", "b"], ["c"]]
-
-
 def test_headings_begin_documents_and_blank_rows_are_left_out(tmp_path: Path) -> None:
     lines = [" = One = ", "", "text", " = = Part = = ", "more", " = Two = ", "end"]
     rows(tmp_path, ["number", "text"], [[str(number), line] for number, line in enumerate(lines)])
@@ -219,6 +211,10 @@ def test_headings_begin_documents_and_blank_rows_are_left_out(tmp_path: Path) ->
     assert list(part.documents("train")) == [["= One =", "text", "= = Part = =", "more"], ["= Two =", "end"]]
     by_number = CorpusPart(dataset=str(tmp_path), columns=["text"], rows_per_document=5)
     assert list(map(len, by_number.documents("train"))) == [4, 2]
+    rows(tmp_path, ["body", "title"], [["a", "x"], ["b", "x"], ["c", "y"], ["d", "x"]])
+    by_title = CorpusPart(dataset=str(tmp_path), columns=["body"], document_column="title")
+    assert list(by_title.documents("train")) == [["a", "b"], ["c"], ["d"]]
+    assert list(by_title.model_copy(update={"limit": 2}).documents("train")) == [["a", "b"], ["c"]]
 
 
 def test_held_out_documents_do_not_train(tmp_path: Path) -> None:
@@ -244,13 +240,6 @@ def test_parts_follow_each_other_and_where_they_lie_is_no_part_of_them(tmp_path:
 # Examples.
 
 
-def test_an_array_grows_on_disk(tmp_path: Path) -> None:
-    with ArrayFile(tmp_path / "a.npy", np.int32) as file:
-        for values in ([1, 2], [], range(3, 100_000)):
-            file.append(list(values))
-    assert np.array_equal(np.load(tmp_path / "a.npy", mmap_mode="r"), np.arange(1, 100_000))
-
-
 @given(LENGTHS, st.integers(1, 20))
 def test_packing_loses_no_token(lengths: list[list[int]], room: int) -> None:
     source = documents(lengths)
@@ -260,12 +249,6 @@ def test_packing_loses_no_token(lengths: list[list[int]], room: int) -> None:
     together = np.concatenate(blocks)
     assert np.array_equal(together[together != 0], np.asarray(source.ids[:]))
     assert (together == 0).sum() == len(lengths) - 1
-
-
-@given(LENGTHS, st.integers(1, 20))
-def test_passages_are_texts_cut_to_the_length(lengths: list[list[int]], room: int) -> None:
-    found = [len(first) for first, _, _ in passage_examples(documents(lengths), room)]
-    assert found == [min(length, room) for document in lengths for length in document]
 
 
 @given(LENGTHS, st.integers(2, 40), st.sampled_from([0.0, 0.1, 1.0]))
@@ -487,6 +470,11 @@ def test_masking_with_probability_zero_and_one() -> None:
     assert labels_T.tolist() == [-100, 7, 8, 9, -100, -100, 7, -100]
 
 
+def test_pieces_that_continue_a_word_are_known(tokenizer: Any) -> None:
+    pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    assert corpora.continuations(tokenizer).tolist() == [piece.startswith("##") for piece in pieces]
+
+
 def test_an_example_is_masked_the_same_in_any_company(tokenizer: Any, tmp_path: Path) -> None:
     mine = corpus(examples="pairs", whole_word=True)
     write_examples(tmp_path, mine, "validation", tokenizer)
@@ -500,23 +488,6 @@ def test_an_example_is_masked_the_same_in_any_company(tokenizer: Any, tmp_path: 
         assert torch.equal(found, alone[number].input_ids)
         assert alone[number].is_next == together.is_next[place]
     assert not torch.equal(data.batch(np.arange(6), 1).input_ids, together.input_ids)
-
-
-def test_which_pieces_go_on_with_a_word(tokenizer: Any) -> None:
-    continues = corpora.continuations(tokenizer)
-    pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    assert continues.tolist() == [piece.startswith("##") for piece in pieces]
-
-    class BytePairs:
-        all_special_tokens = ("<s>",)
-
-        def __len__(self) -> int:
-            return 3
-
-        def convert_ids_to_tokens(self, _ids: object) -> list[str]:
-            return ["<s>", "Ġthe", "re"]
-
-    assert corpora.continuations(BytePairs()).tolist() == [False, False, True]
 
 
 # Transfer sets.
@@ -535,18 +506,15 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_mixture_keeps_the_order_of_its_parts(mixed: Path) -> None:
-    examples = transfer(mixed).examples()
-    assert examples.labels is None
-    assert examples.texts[0] == [*(f"a{n}" for n in range(5)), *(f"b{n}" for n in range(7))]
-    assert examples.texts[1][5:7] == ["then 0", "then 1"]
-
-
 def test_smaller_transfer_sets_lie_within_larger_ones(mixed: Path) -> None:
+    everything = transfer(mixed).examples()
+    assert everything.labels is None
+    assert everything.texts[0] == [*(f"a{n}" for n in range(5)), *(f"b{n}" for n in range(7))]
+    assert everything.texts[1][5:7] == ["then 0", "then 1"]
     drawn = [transfer(mixed, size=size).examples().texts[0] for size in (3, 8, 12)]
     assert drawn[1][:3] == drawn[0]
     assert drawn[2][:8] == drawn[1]
-    assert sorted(drawn[2]) == sorted(transfer(mixed).examples().texts[0])
+    assert sorted(drawn[2]) == sorted(everything.texts[0])
     assert transfer(mixed, size=3).spec() != transfer(mixed, size=4).spec()
 
 
@@ -580,18 +548,13 @@ def test_what_cannot_be_read_is_refused(mixed: Path, tmp_path: Path) -> None:
     refused(texts(dataset=str(empty), train="*"), "cannot read broken.parquet")
 
 
-def test_a_transfer_set_is_refused(mixed: Path) -> None:
+def test_a_transfer_set_or_a_corpus_without_enough_is_refused(mixed: Path, tokenizer: Any) -> None:
     refused(transfer(mixed, size=13).examples, r"transfer\.size=13", "12 examples")
+    (mixed / "text.txt").write_text("Only this.")
+    refused(lambda: write_examples(mixed, corpus(mixed), "train", tokenizer), "corpus=mine", "hold_out")
     one = CorpusPart(dataset=str(mixed / "b"), columns=["x"])
     two = CorpusPart(dataset=str(mixed / "a"), columns=["x", "y"])
     refused(transfer(mixed, parts={"a": two, "b": one}).examples, r"transfer\.parts\.b\.columns=\[x\]", "2 columns")
-
-
-def test_a_corpus_of_one_document_leaves_nothing_to_train_on(tokenizer: Any, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("Only this.")
-    folder = tmp_path / "tokens"
-    folder.mkdir()
-    refused(lambda: write_examples(folder, corpus(tmp_path), "train", tokenizer), "corpus=mine", "hold_out")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -107,17 +105,6 @@ def test_a_run_from_an_empty_home(hub: Hub, work: Path) -> None:
     assert hub.requests == [], "nothing is asked twice in a process"
 
 
-@pytest.mark.faults
-def test_what_the_cache_has_costs_one_request(hub: Hub, work: Path) -> None:
-    planned(work)
-    hub.requests.clear()
-    planned(work)
-    assert sorted(path for path in hub.requests if "agent" not in path) == [
-        "GET /api/datasets/acme/pairs/revision/main",
-        "GET /api/models/acme/tiny/revision/main",
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [("models", "acme/tiny"), ("datasets", "acme/pairs")])
 def test_a_moved_main_is_said_and_only_other_files_make_another_key(hub: Hub, work: Path, kind: str, name: str) -> None:
@@ -138,14 +125,6 @@ def test_a_pinned_commit_stays(hub: Hub, work: Path) -> None:
     shutil.copytree(found[1], found[1].parent / "old")
     new_commit(hub, "models", "acme/tiny")
     assert keys(planned(work, f"teacher.source=acme/tiny@{old}")) == keys(before)
-
-
-@pytest.mark.faults
-def test_two_names_of_one_repository_are_one(hub: Hub, work: Path) -> None:
-    hub.aliases["tiny-uncased"] = "acme/tiny"
-    old = planned(work, "teacher.source=tiny-uncased")
-    assert keys(old) == keys(planned(work))
-    assert hub.contents.count("config.json") == 1
 
 
 @pytest.mark.faults
@@ -264,14 +243,6 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(hub: Hub, home: Path, monk
 
 
 @pytest.mark.faults
-def test_a_hub_that_stays_out_of_order_is_no_mistake_of_the_user(hub: Hub, work: Path) -> None:
-    hub.faults = Faults(statuses=[503] * 1000)
-    ended = planned(work)
-    assert ended.code == 1
-    assert ended.err.splitlines()[-2] == "task.dataset=acme/pairs: the hub answers 503"
-
-
-@pytest.mark.faults
 def test_a_hub_that_is_gone_is_replaced_by_the_cache_of_the_same_commit(hub: Hub, work: Path) -> None:
     before = planned(work)
     hub.faults = Faults(statuses=[503] * 1000)
@@ -337,15 +308,6 @@ def test_the_cause_is_told_before_anything_is_trained(hub: Hub, work: Path, case
 
 
 @pytest.mark.faults
-def test_a_student_source_without_weights_is_told_before_the_teacher_is_trained(hub: Hub, work: Path) -> None:
-    other = shutil.copytree(hub.folder / "models/acme/tiny", hub.folder / "models/acme/other")
-    (Path(other) / "main/model.safetensors").unlink()
-    ended = distill_run(work, *RUN, "student.init.source=acme/other")
-    assert (ended.code, "holds no weights" in ended.err) == (2, True)
-    assert "stage teacher: building" not in ended.err
-
-
-@pytest.mark.faults
 def test_code_of_a_model_is_not_run(hub: Hub, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = hub.folder / "models/acme/tiny/main"
     config = json.loads((place / "config.json").read_text())
@@ -376,15 +338,3 @@ def test_a_configuration_of_many_is_fetched_alone(hub: Hub, work: Path, tiny_tas
         f"GET /datasets/acme/pairs/resolve/{hub.commit('datasets', 'acme/pairs', 'main')[0]}/second/{split}.csv"  # type: ignore[index]
         for split in ("train", "validation")
     ]
-
-
-@pytest.mark.faults
-def test_the_script_in_a_process_of_its_own(hub: Hub, work: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    script = [sys.executable, "-m", "distill_runner", *RUN]
-    first = subprocess.run(script, cwd=work, env=environment, capture_output=True, text=True)
-    assert first.returncode == 0, first.stderr
-    hub.shutdown()
-    offline = {**environment, "HF_HUB_OFFLINE": "1"}
-    second = subprocess.run(script, cwd=work, env=offline, capture_output=True, text=True)
-    assert (second.returncode, second.stdout) == (0, first.stdout)
