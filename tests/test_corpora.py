@@ -75,8 +75,8 @@ def test_labels_are_balanced_and_mixed(name: str, tasks: dict[str, dict[str, Col
 
 
 def test_pairs_are_labeled_by_topic_and_no_column_tells_the_label(tasks: dict[str, dict[str, Columns]]) -> None:
-    for split, columns in tasks["pairs"].items():
-        passages = embedded.embedded_passages(split)
+    for split in SPLITS:
+        columns, passages = tasks["pairs"][split], embedded.embedded_passages(split)
         topic_of = {text: topic for topic, texts in passages.items() for text in texts}
         for first, second, label in zip(*columns.values(), strict=True):
             assert (topic_of[first] == topic_of[second]) == bool(label)

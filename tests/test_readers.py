@@ -307,7 +307,7 @@ def test_lines_or_paragraphs_are_rows_of_plain_text(tmp_path: Path) -> None:
 PLAIN = b"text\na\n"
 WIDE = "text\ncafe and more words\n"
 POINTER, PAGE = b"version https://git-lfs.github.com/spec/v1\n", b"<html>404"
-REFUSED: list[tuple[dict[str, str | bytes], str]] = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     # CSV that another reader would bend
     ({"train.csv": "text,label\nwell, good,1\n"}, "line 2 has 3 values, but the first line names 2"),
     ({"train.csv": "text,label\na,1\nb\n"}, "line 3 has 1 value, but the first line names 2"),
@@ -350,7 +350,7 @@ REFUSED: list[tuple[dict[str, str | bytes], str]] = [
 
 
 @pytest.mark.parametrize(("files", "words"), REFUSED)
-def test_what_could_be_misread_is_refused(tmp_path: Path, files: dict[str, str | bytes], words: str) -> None:
+def test_what_could_be_misread_is_refused(tmp_path: Path, files: dict[str, Any], words: str) -> None:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())

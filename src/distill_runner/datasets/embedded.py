@@ -75,17 +75,20 @@ def embedded_columns(name: str, split: SplitName) -> tuple[dict[str, list[Any]],
         name: one of ``NAMES``.
     """
     rng = random.Random(f"{name}:{split}")
+    rows: list[tuple[Any, ...]]
+    columns: tuple[str, ...]
+    class_names: list[str] | None = None
     match name:
         case "text":
             rows = [(text, topic) for topic, texts in embedded_passages(split).items() for text in texts]
-            columns, class_names = ("text", "topic"), None
+            columns = ("text", "topic")
         case "pairs":
             rows, columns, class_names = _pairs(split, rng), ("sentence1", "sentence2", "label"), PAIR_LABELS
         case "sentences":
             rows, columns, class_names = _sentences(split, rng), ("sentence", "label"), SENTENCE_LABELS
         case "questions":
             rows = list(_questions(split, rng))
-            columns, class_names = ("title", "context", "question", "answers"), None
+            columns = ("title", "context", "question", "answers")
         case "words":
             rows, columns, class_names = list(_words(split)), ("tokens", "ner_tags"), WORD_LABELS
         case _:

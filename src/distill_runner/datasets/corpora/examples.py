@@ -217,7 +217,7 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
         texts = ([part for text in document for part in sentences_of(text)] for document in texts)
     tokenized = folder / "tokenized"
     documents = Documents.tokenize(texts, tokenizer, tokenized)
-    cut = np.count_nonzero(np.diff(documents.sentences) > size) if corpus.examples == "passages" else 0
+    cut = int(np.count_nonzero(np.diff(documents.sentences) > size)) if corpus.examples == "passages" else 0
     dtypes: dict[str, type] = {"ids": np.uint16 if len(tokenizer) <= 2**16 else np.int32, "offsets": np.int64}
     dtypes |= {"segments": np.int8, "labels": np.int64} if is_paired else {}
     with ExitStack() as stack:

@@ -19,6 +19,8 @@ class ArrowReader(Reader):
         FileProblem: the file is damaged.
     """
 
+    names: Sequence[str]
+
     def __init__(self, file: Path, is_parquet: bool) -> None:
         self._file, self._is_parquet = file, is_parquet
         with self._opened(None) as (self.schema, _):

@@ -85,6 +85,7 @@ class ConllReader(Reader):
     """
 
     untyped = True
+    names: Sequence[str]
 
     def __init__(self, text_file: TextFile) -> None:
         lines = _Lines(list(text_file.lines()))

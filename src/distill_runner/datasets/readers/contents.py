@@ -34,12 +34,36 @@ def data_fingerprint(data: Dataset) -> str:
         UserError: a folder, a configuration or the files of a split are missing, or the hub cannot be reached.
     """
     own = [split for split in data.splits if data.locate(split)[0] is data]
-    others = sorted(data.splits - set(own))
     parts = [_fingerprint(data, own)] if own else []
-    for split in others:
+    for split in sorted(data.splits - set(own)):
         with locate_split(data, split) as (source, name):
             parts.append(f"{split}={_fingerprint(source, [name])}")
     return "+".join(parts)
+
+
+def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
+    if is_embedded(data):
+        return f"{data.dataset}:{embedded.embedded_fingerprint(data.dataset.removeprefix(EMBEDDED))}"
+    folder = local_data(data)
+    if folder is None:
+        return f"{hub.fingerprint(data, splits)}/{READER_VERSION}/{data.encoding or ''}"
+    total = hashlib.sha256()
+    for split in sorted({parse_split(split)[0] for split in splits}):
+        for file in split_files(folder, split, data):
+            path = file.name if file == folder else file.relative_to(folder).as_posix()
+            status = file.stat()
+            total.update(f"{split}\0{path}\0{_file_hash(file, status.st_size, status.st_mtime_ns)}".encode())
+            if (kind := file_format(file)) is not None and kind not in BINARY_FORMATS:  # what its text is read as
+                unit = "lines" if kind == PLAIN_TEXT and data.lines_are_texts else ""
+                total.update(f"\0{READER_VERSION}{unit}{data.encoding or ''}".encode())
+            total.update(b"\n")
+    return f"sha256:{total.hexdigest()}"
+
+
+@lru_cache(maxsize=4096)
+def _file_hash(file: Path, _size: int, _mtime_ns: int) -> str:
+    """Return the sha256 of a file; one that was changed has another size or time, and misses the cache."""
+    return file_sha256(file)
 
 
 def local_files(data: Dataset, split: str) -> list[Path]:
@@ -74,37 +98,6 @@ def require_own_rows(data: Dataset) -> None:
             problem = f"reads {file_names(shared)}, and so does {data.split_key(second)}={second}"
             remedy = "Name other files, or parts: train[:90%], train[90%:]."
             raise UserError(data.split_key(first), first, problem, remedy)
-
-
-def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
-    if is_embedded(data):
-        return f"{data.dataset}:{embedded.embedded_fingerprint(data.dataset.removeprefix(EMBEDDED))}"
-    folder = local_data(data)
-    if folder is None:
-        return f"{hub.fingerprint(data, splits)}/{READER_VERSION}/{data.encoding or ''}"
-    total = hashlib.sha256()
-    for split in sorted({parse_split(split)[0] for split in splits}):
-        for file in split_files(folder, split, data):
-            status = file.stat()
-            digest = _file_hash(str(file), status.st_size, status.st_mtime_ns)
-            path = file.name if file == folder else file.relative_to(folder).as_posix()
-            total.update(f"{split}\0{path}\0{digest}{_text_settings(data, file)}\n".encode())
-    return f"sha256:{total.hexdigest()}"
-
-
-def _text_settings(data: Dataset, file: Path) -> str:
-    """Return what the content of a file depends on besides its bytes: how its text is read."""
-    kind = file_format(file)
-    if kind is None or kind in BINARY_FORMATS:
-        return ""
-    unit = "lines" if kind == PLAIN_TEXT and data.lines_are_texts else ""
-    return f"\0{READER_VERSION}{unit}{data.encoding or ''}"
-
-
-@lru_cache(maxsize=4096)
-def _file_hash(path: str, size: int, mtime_ns: int) -> str:
-    """Return the sha256 of a file; ``size`` and ``mtime_ns`` are arguments so that a changed file misses the cache."""
-    return file_sha256(Path(path))
 
 
 def hub_commit(data: Dataset) -> str | None:

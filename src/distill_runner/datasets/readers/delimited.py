@@ -33,6 +33,7 @@ class DelimitedReader(Reader):
     """
 
     untyped = True
+    names: Sequence[str]
 
     def __init__(self, text_file: TextFile, is_tsv: bool) -> None:
         allow_long_csv_fields()
