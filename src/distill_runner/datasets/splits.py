@@ -87,18 +87,6 @@ class Split(ABC):
         return self
 
 
-def _require_tokens(rows: Sequence[Sequence[int]], first: int, tokenizer: Any) -> None:
-    """Raise a UserError if an example has no tokens: decoders have no special tokens that an empty text would get.
-
-    Args:
-        first: number of the first row.
-    """
-    if not all(rows):
-        number = first + next(row for row, tokens in enumerate(rows) if not tokens)
-        problem = f"row {number} is an empty text, of which the tokenizer {tokenizer.name_or_path} makes no tokens"
-        raise UserError("task.columns", None, problem, "Remove such rows, or take another teacher.")
-
-
 class TokenSplit(Split):
     """Tokenized examples of one split, memory-mapped from a folder that ``write`` made.
 
@@ -147,7 +135,10 @@ class TokenSplit(Split):
             for first in range(0, len(examples), EXAMPLES_PER_CALL):
                 columns = [texts[first : first + EXAMPLES_PER_CALL] for texts in examples.texts]
                 encoded = tokenizer(*columns, return_token_type_ids=True, **options)
-                _require_tokens(encoded["input_ids"], first, tokenizer)
+                if [] in encoded["input_ids"]:  # decoders have no special tokens that an empty text would get
+                    problem = f"row {first + encoded['input_ids'].index([])} is an empty text, of which the tokenizer"
+                    problem = f"{problem} {tokenizer.name_or_path} makes no tokens"
+                    raise UserError("task.columns", None, problem, "Remove such rows, or take another teacher.")
                 cut += num_cut(encoded["input_ids"], columns, tokenizer, max_length)
                 offsets.append(ids.size + np.cumsum([len(example) for example in encoded["input_ids"]]))
                 ids.append(np.concatenate(encoded["input_ids"]))

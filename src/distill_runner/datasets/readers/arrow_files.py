@@ -66,8 +66,9 @@ class LibraryReader(Reader):
         dataset = self._dataset
         if names is not None and self.names is not None:
             dataset = dataset.select_columns([name for name in names if name in self.names])
-        for batch in dataset.with_format("arrow").iter(ROWS_AT_ONCE):
-            yield from batch.to_pylist()
+        with arrow_errors():
+            for batch in dataset.with_format("arrow").iter(ROWS_AT_ONCE):
+                yield from batch.to_pylist()
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:

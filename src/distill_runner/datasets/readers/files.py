@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from distill_runner.common.errors import UserError, root_cause
-from distill_runner.datasets.readers.arrow_files import DAMAGED
+from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.dataset import ALL_FILES, Dataset, is_embedded
 from distill_runner.datasets.readers.table import FileProblem
 from distill_runner.datasets.readers.text_files import COMPRESSIONS
@@ -351,11 +350,6 @@ def reading_errors(data: Dataset, split: str, origin: str) -> Iterator[None]:
             raise
         problem = f"cannot read {origin}: {error.strerror}"
         raise UserError(data.split_key(split), split, problem, remedy) from error
-
-
-def unreadable_split(data: Dataset, split: str, origin: str, error: Exception) -> UserError:
-    """Return the error for a split that a library cannot read; ``origin`` names its files."""
-    return UserError(data.split_key(split), split, f"cannot read {origin}: {root_cause(error)}", DAMAGED)
 
 
 def _no_such_config(data: Dataset, root: Path) -> UserError:

@@ -15,18 +15,18 @@ from typing import Any
 import yaml
 
 from distill_runner.common import downloads, hub
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, root_cause
 from distill_runner.common.hub import HubError
 from distill_runner.common.library_switches import offline_datasets
-from distill_runner.datasets.readers.arrow_files import class_names
+from distill_runner.datasets.readers.arrow_files import DAMAGED, class_names
 from distill_runner.datasets.readers.dataset import Dataset, is_embedded, parse_split
 from distill_runner.datasets.readers.files import (
     file_format,
     local_copies,
     local_data,
     missing_split,
-    unreadable_split,
 )
+from distill_runner.datasets.readers.table import FileProblem
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
         ``SplitFiles``, for the readers of this package. Other formats, and CSV files whose card sets options of
         pandas, are returned as a dataset of the library ``datasets``.
     Raises:
-        UserError: the files cannot be downloaded or read, or the configuration or the split does not exist.
+        UserError: the files cannot be downloaded, or the configuration or the split does not exist.
+        FileProblem: the files cannot be read.
     """
     commit, revision = dataset_commit(data), data.revision or "main"
     with _hub_errors(data):
@@ -86,7 +87,7 @@ def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
         metadata = {"configs": [config], "dataset_info": _own_infos(card, config)}
         text = yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False)
         (links / CARD).write_text(f"---\n{text}---\n", encoding="utf-8")
-    with _library_errors(data, split, offline=True) as datasets:
+    with _library(offline=True) as datasets:
         builder = datasets.load_dataset_builder(str(links), data.config, cache_dir=str(cache))
         paths = builder.config.data_files or {}
         if split not in paths:
@@ -106,7 +107,7 @@ def stream_from_hub(data: Dataset, split: str) -> Any:
     """
     commit = dataset_commit(data)
     source: dict[str, Any] = {"path": commit.name, "name": data.config, "revision": commit.sha}
-    with _library_errors(data, split, offline=False) as datasets:
+    with _library(offline=False) as datasets:
         splits = datasets.load_dataset(**source, streaming=True)
         if split not in splits:
             raise missing_split(data, split, list(splits), f"{data.dataset} on the hub")
@@ -121,8 +122,8 @@ def stream_from_hub(data: Dataset, split: str) -> Any:
 
 
 @contextmanager
-def _library_errors(data: Dataset, split: str, offline: bool) -> Iterator[Any]:
-    """Yield the library ``datasets``; with ``offline``, it makes no request. Its errors name the dataset."""
+def _library(offline: bool) -> Iterator[Any]:
+    """Yield ``datasets``, whose errors become problems of the files; with ``offline``, it makes no request."""
     import datasets
 
     with offline_datasets() if offline else nullcontext():
@@ -131,7 +132,7 @@ def _library_errors(data: Dataset, split: str, offline: bool) -> Iterator[Any]:
         except (MemoryError, UserError):
             raise
         except Exception as error:
-            raise unreadable_split(data, split, f"{data.dataset} on the hub", error) from error
+            raise FileProblem(root_cause(error), DAMAGED) from error
 
 
 def is_downloaded(data: Dataset, split: str) -> bool:

@@ -49,7 +49,6 @@ from distill_runner.datasets.readers.files import (
     missing_split,
     reading_errors,
     split_files,
-    unreadable_split,
 )
 from distill_runner.datasets.readers.json_files import JsonReader
 from distill_runner.datasets.readers.table import (
@@ -243,17 +242,19 @@ def read_rows(data: Dataset, split: str, download: bool = True) -> Iterator[Row]
         name, part = parse_split(name)
         selection = None if part is None else _selected_rows(source, name, part, split, download)
         with open_split(source, name, download) as table:
-            is_empty = True
-            for number, row in enumerate(_iterate(source, name, table)):
-                if number == 0:
+            num_read = num_selected = 0
+            for num_read, row in enumerate(table.rows(), start=1):
+                if num_read == 1:
                     required = source.required_columns(name).items()
                     _check_columns(source, name, list(row), {name: f"{source.key}.{field}" for name, field in required})
-                if selection is None or (number < len(selection) and selection[number]):
-                    is_empty = False
+                if selection is None or (num_read <= len(selection) and selection[num_read - 1]):
+                    num_selected += 1
                     yield row
-                if not download and selection is not None and number + 1 >= len(selection):
+                if not download and selection is not None and num_read >= len(selection):
                     break  # files on this machine are read to their end, which counts their rows
-    if is_empty:
+            if not num_read:
+                raise _empty_split(source, name, table.origin)
+    if not num_selected:
         raise UserError(data.split_key(split), split, "has no rows", LARGER_PART)
 
 
@@ -268,26 +269,10 @@ def _selected_rows(data: Dataset, name: str, part: SplitSlice, split: str, downl
             remedy = "Use numbers, as in train[:100000], or corpus.stream=false."
             raise UserError(data.split_key(split), split, problem, remedy)
         with recorded_tables(), open_split(data, name) as table:  # read once more later, and recorded there
-            size = sum(1 for _ in _iterate(data, name, table))
+            size = sum(1 for _ in table.rows())
     selection = np.zeros(size, dtype=bool)
     selection[part.rows(size)] = True
     return selection
-
-
-def _iterate(data: Dataset, split: str, table: Table) -> Iterator[Row]:
-    """Yield the rows of ``table``, and raise a ``UserError`` if there is none or one cannot be read."""
-    rows, is_empty = table.rows(), True
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            break
-        except (OSError, ValueError) as error:
-            raise unreadable_split(data, split, table.origin, error) from error
-        is_empty = False
-        yield row
-    if is_empty:
-        raise _empty_split(data, split, table.origin)
 
 
 def inspect_columns(data: Dataset, split: str) -> dict[str, str]:
