@@ -340,7 +340,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train.csv": PLAIN, "train.csv.gz": PLAIN}, "several file formats"),
     ({"train-00000-of-00003.csv": PLAIN, "train-00002-of-00003.csv": PLAIN}, "has 2 of the 3 parts"),
     ({"train-00000-of-00001.csv": PLAIN, "train-00000-of-00002.csv": PLAIN}, "could be "),
-    ({"training.csv": PLAIN, "Training.tsv": PLAIN}, "several file formats"),
     # Formats that are not read
     *(
         ({name: b"PK", "validation.csv": PLAIN}, f"{name} in {{folder}} is of a format that is not read")
@@ -357,6 +356,13 @@ def test_what_could_be_misread_is_refused(tmp_path: Path, files: dict[str, Any],
     message = refusal(lambda: columns(tmp_path))
     assert words.format(folder=tmp_path) in message
     assert "download it again" not in message
+
+
+def test_two_synonyms_are_refused(tmp_path: Path) -> None:
+    for name in ("val.csv", "dev.csv"):
+        (tmp_path / name).write_bytes(PLAIN)
+    data = part(tmp_path, validation="validation")
+    assert "could be val.csv or dev.csv" in refusal(lambda: read_columns(data, "validation", ["text"]))
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "gb18030", "utf-8-sig"])
