@@ -10,8 +10,7 @@ import yaml
 from distill_runner.api import composed
 from distill_runner.common.assumptions import ANY_VALUE, applied_assumptions, schema_assumptions
 from distill_runner.compose.folders import config_folder
-from distill_runner.compose.parts import resolved_settings
-from distill_runner.compose.run_config import DECLARING, RunConfig, assumptions_of_files, typed_run
+from distill_runner.compose.run_config import DECLARING, RunConfig, assumptions_of_files, resolved_settings, typed_run
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.result import stage_assumptions
 from docs._ext.assumptions_page import page, parts

@@ -9,8 +9,8 @@ import yaml
 
 from distill_runner import api
 from distill_runner.compose.folders import choices, config_folder
-from distill_runner.compose.parts import resolved_parts, resolved_settings
 from distill_runner.compose.resolvers import run_key
+from distill_runner.compose.run_config import resolved_settings
 from helpers.small_runs import few_fast
 
 THIRD = 1 / 3
@@ -23,7 +23,7 @@ def weights(*overrides: str) -> dict[str, float]:
 def stages(*overrides: str) -> str:
     """All that keys of the store are made from, and the name of the run's folder."""
     config = api.composed(*overrides)
-    return json.dumps([resolved_parts(config)["stages"], run_key(_root_=config)], sort_keys=True, default=str)
+    return json.dumps([resolved_settings(config)["stages"], run_key(_root_=config)], sort_keys=True, default=str)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from hydra import initialize_config_dir
 
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
-from distill_runner.compose import hydra_private
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.run_config import typed_run
 from distill_runner.pipeline.planning import position_warnings
@@ -95,8 +94,8 @@ SWEEPS = [str(file.relative_to(ROOT).with_suffix("")) for file in sorted(ROOT.rg
 def test_points_of_a_shipped_sweep_are_what_hydra_composes(
     sweep: str, deep_bert_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = hydra_private.combinations
-    monkeypatch.setattr(points_of_a_grid, "combinations", lambda given: every(given)[-3:])
+    every = points_of_a_grid.combinations
+    monkeypatch.setattr(points_of_a_grid, "combinations", lambda given: [*every(given)][-3:])
     try:
         found = points(sweep, f"teacher.source={deep_bert_folder}", "seed=choice(2,1)")
     except UserError as error:

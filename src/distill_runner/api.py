@@ -125,8 +125,8 @@ def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True)
         TrainingPaused: after ``runtime.pause_after`` epochs.
     """
     from distill_runner.compose.explain import user_facing_error
-    from distill_runner.compose.parts import resolved_settings
     from distill_runner.compose.resolvers import run_key
+    from distill_runner.compose.run_config import resolved_settings
     from distill_runner.compose.unread import unread_settings
     from distill_runner.running import run_stage
 

@@ -91,8 +91,7 @@ def run(config: DictConfig) -> Mapping[str, Any]:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
     """
     from distill_runner.compose.explain import user_facing_error
-    from distill_runner.compose.parts import resolved_settings
-    from distill_runner.compose.run_config import typed_run
+    from distill_runner.compose.run_config import resolved_settings, typed_run
     from distill_runner.compose.unread import unread_settings
     from distill_runner.running import run_stage
 

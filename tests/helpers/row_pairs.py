@@ -23,8 +23,7 @@ from omegaconf import OmegaConf
 
 from distill_runner.api import composed
 from distill_runner.common.errors import UserError
-from distill_runner.compose.parts import resolved_settings
-from distill_runner.compose.run_config import typed_run
+from distill_runner.compose.run_config import resolved_settings, typed_run
 from distill_runner.pipeline.build import training_conditions
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.identity import identity_of, recorded_identity

@@ -17,6 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.compose.folders import choices
 
+TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"
+
 
 def beta(*weights: Any) -> float:
     """Weight of the hard labels, 1 minus the other weights, never set by hand (ALP-KD, after Eq. 7).
@@ -154,38 +156,26 @@ def recipe(key: str, default: Any, entry: str | None = None, *, _root_: DictConf
 
 
 def run_key(*, _root_: DictConfig) -> str:
-    """Return the name of the run's folder."""
+    """Return the name of the run's folder: task, method, and a hash of the configuration of the run's stages.
+
+    Test splits do not change the name: a finished run gets its test score in the same folder.
+    If the run ends with another stage than the student, the stage's name takes the place of the method.
+    """
     try:
-        parts = {key: OmegaConf.to_container(_root_[key], resolve=True) for key in ("stages", "template", "teacher")}
+        parts = {key: OmegaConf.to_container(_root_[key], resolve=True) for key in ("stages", TEMPLATE, "teacher")}
         stages: Any = complete_stages(parts)
     except (OmegaConfBaseException, UserError):  # the run itself reports the error, in a separate folder
         stages = OmegaConf.to_container(_root_, resolve=False)
     keys = ("stage", "runtime.precision", "task.name", "method.name")
-    return folder_name(stages, *(OmegaConf.select(_root_, key) for key in keys))
-
-
-def folder_name(stages: Mapping[str, Any], stage: Any, precision: Any, task: Any, method: Any) -> str:
-    """Return the name of a run's folder: task, method, and a hash of the configuration of the run's stages.
-
-    Test splits do not change the name: a finished run gets its test score in the same folder.
-    If the run ends with another stage than the student, the stage's name takes the place of the method.
-
-    Args:
-        stages: configuration of all stages, with all that they inherit.
-        stage: name of the last stage.
-        task, method: their names; the task may have none.
-    """
-    stages = {name: _without_test(part) for name, part in stages.items()}
+    stage, precision, task, method = (OmegaConf.select(_root_, key) for key in keys)
+    for name, part in stages.items():
+        if isinstance(part, Mapping) and isinstance(part.get("task"), Mapping):
+            stages[name] = {**part, "task": {**part["task"], "test": None}}
     parts = {"stages": stages, "precision": precision, "stage": stage}
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     names = (task, method if stage == "student" else stage)
     # A long name, or one with a slash, is refused later; until then, it must not name a folder elsewhere.
     return "-".join([*(re.sub(r"[/\\\0-\x1f]|^\.+", "_", str(name)[:100]) for name in names if name), digest])
-
-
-def _without_test(stage: Any) -> Any:
-    task = stage.get("task") if isinstance(stage, Mapping) else None
-    return {**stage, "task": {**task, "test": None}} if isinstance(task, Mapping) else stage
 
 
 def plan_suffix(plan: Any) -> str:
@@ -220,9 +210,6 @@ def register() -> None:
     ConfigStore.instance().store(name="open_options", node=open_options)
     for resolver in RESOLVERS:
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
-
-
-TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"
 
 
 def complete_stages(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,14 +5,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationInfo, field_validator
 
 from distill_runner.common.assumptions import values_at
 from distill_runner.common.errors import error_context, format_value
 from distill_runner.common.schema import Schema, validate_config
 from distill_runner.compose.folders import config_dir_option
-from distill_runner.compose.parts import PARTS, resolved_parts
+from distill_runner.compose.resolvers import TEMPLATE, complete_stages
 from distill_runner.pipeline.config import StageConfig, StoreConfig, TeacherConfig
 from distill_runner.tracking import TrackerConfig
 from distill_runner.training.config import Runtime
@@ -45,23 +45,41 @@ class RunConfig(Schema):
         return typed_stages
 
 
+PARTS = ("stages", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
+"""Top-level keys of the configuration that a run is made of."""
+
+
 def typed_run(config: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the typed configuration of the run that ``config`` describes.
 
     Args:
         overrides: overrides as typed, for the command that repeats the run.
     Raises:
-        UserError: the schema refuses a value.
+        UserError: the schema refuses a value, or a stage inherits from a name that does not exist.
     """
-    return typed_parts(resolved_parts(config), overrides)
+    parts = {key: _plain(config[key]) for key in (*PARTS, TEMPLATE) if key in config}
+    values = {key: parts[key] for key in PARTS if key in parts}
+    values["stages"] = complete_stages(parts)
+    values["teacher"] = {key: parts["teacher"][key] for key in ("name", "source", "fine_tuned")}
+    values |= {"method": OmegaConf.select(config, "method.name"), "command": repeat_command(overrides)}
+    return validate_config(RunConfig, values)
 
 
-def typed_parts(parts: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the typed configuration of the run with these ``resolved_parts``, as ``typed_run`` does."""
-    plain = {key: parts[key] for key in PARTS if key in parts and key != "template"}
-    plain["teacher"] = {key: parts["teacher"][key] for key in ("name", "source", "fine_tuned")}
-    plain |= {"method": parts["method"]["name"], "command": repeat_command(overrides)}
-    return validate_config(RunConfig, plain)
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def resolved_settings(config: DictConfig) -> dict[str, Any]:
+    """Return the whole configuration as plain values, with all that the stages inherit, to be stored with a run.
+
+    ``loss.beta`` is the weight of the hard labels, if the method derives it from the other weights.
+    """
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    raw_weights: Any = OmegaConf.to_container(config.method.get("weights") or OmegaConf.create(), resolve=False)
+    derived = [name for name, weight in raw_weights.items() if str(weight).startswith("${beta:")]
+    if derived and "loss" in config:
+        settings["loss"]["beta"] = config.method.weights[derived[0]]
+    return {**settings, "stages": complete_stages(settings)}
 
 
 def repeat_command(overrides: Sequence[str]) -> str:

@@ -5,13 +5,15 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
@@ -20,7 +22,6 @@ from simpleeval import EvalWithCompoundTypes, InvalidExpression
 from distill_runner.common.errors import UserError, first_line, quantity
 from distill_runner.common.schema import Schema
 from distill_runner.compose.explain import user_facing_error
-from distill_runner.compose.hydra_private import combinations
 from distill_runner.compose.run_config import RunConfig, typed_run
 from distill_runner.pipeline import status
 from distill_runner.pipeline.build import training_conditions
@@ -210,6 +211,25 @@ class Grid:
         return [point for point in todo if not point.error]
 
 
+def combinations(overrides: Sequence[Override]) -> Iterator[tuple[str, ...]]:
+    """Yield every combination of the values of a sweep's overrides; the last override varies fastest.
+
+    Raises:
+        UserError: an override has an interval of values, which only other sweepers search.
+    """
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if override.is_interval_sweep():
+            remedy = "List the values, or take a sweeper that searches an interval: hydra/sweeper=optuna"
+            raise UserError(key, None, "is an interval, and a grid takes single values", remedy)
+        if override.is_sweep_override():
+            values[key] = [*override.sweep_string_iterator()]
+        else:
+            values[key] = [override.get_value_element_as_str()]
+    return product(*([f"{key}={value}" for value in texts] for key, texts in values.items()))
+
+
 def expand(
     master: DictConfig,
     loader: ConfigLoader,
@@ -229,7 +249,7 @@ def expand(
     parser = OverridesParser.create(config_loader=loader)
     others = [argument for argument in arguments if not argument.startswith(("student=", "student."))]
     parts = [[*arguments], *([*others, *shlex.split(student)] for student in students)]
-    distinct = dict.fromkeys(tuple(each) for part in parts for each in combinations(parser.parse_overrides(part)))
+    distinct = dict.fromkeys(point for part in parts for point in combinations(parser.parse_overrides(part)))
 
     def compose(overrides: Sequence[str]) -> DictConfig:
         return loader.load_sweep_config(master, [*overrides])

@@ -7,11 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
-from omegaconf import OmegaConf
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
 
 from distill_runner.common.errors import UserError
-from distill_runner.compose.hydra_private import BasicSweeper
 
 
 @dataclass
@@ -29,11 +31,18 @@ class GridSweeperConf:
 ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridSweeperConf, provider="distill-run")
 
 
-class GridSweeper(BasicSweeper):
+class GridSweeper(Sweeper):
     """Grid sweeper. A failed point does not stop the others; the sweep always ends with its table and an exit code."""
 
     def __init__(self, params: dict[str, str] | None = None) -> None:
-        super().__init__(max_batch_size=None, params=params)
+        self.params = params or {}
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep the arguments for ``sweep``."""
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
 
     def sweep(self, arguments: list[str]) -> None:
         from distill_runner.common import hub
@@ -44,12 +53,10 @@ class GridSweeper(BasicSweeper):
         from distill_runner.sweeping.slurm_queue import submit_grid, submitter
         from distill_runner.sweeping.sweep import finish, require_points, run_grid, sweep_folder
 
-        assert self.config is not None
-        assert self.hydra_context is not None
         hydra, plain = self.config.hydra, OmegaConf.to_container(self.config.sweep, resolve=True)
         settings = validate_config(SweepConfig, plain, "sweep.")
         num_workers = self._num_workers()
-        parameters, frontier = [*self._parse_config(), *arguments], None
+        parameters, frontier = [*(f"{key}={value}" for key, value in self.params.items()), *arguments], None
         if node := self.config.get("frontier"):
             frontier = validate_config(Frontier, OmegaConf.to_container(node, resolve=True), "frontier.")
             parameters.append(NO_TEST)
@@ -86,7 +93,6 @@ class GridSweeper(BasicSweeper):
     def _launch(self, group: Sequence[str], jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:
         from distill_runner.sweeping.slurm_queue import in_arrays
 
-        assert self.launcher is not None
         is_slurm = getattr(self.launcher, "_EXECUTOR", None) == "slurm"
         returns: list[JobReturn] = []
         for part in in_arrays(jobs) if is_slurm else [jobs]:
@@ -102,7 +108,6 @@ class GridSweeper(BasicSweeper):
         Raises:
             UserError: the setting is not a whole number, or 0.
         """
-        assert self.config is not None
         launcher = self.config.hydra.launcher
         name = next((key for key in ("n_jobs", "array_parallelism") if launcher.get(key) is not None), None)
         jobs = launcher[name] if name else 1
