@@ -82,6 +82,7 @@ def _typed(overrides: Sequence[str]) -> "tuple[DictConfig, RunConfig]":
         UserError: as for ``compose``.
     """
     from hydra.types import RunMode
+    from omegaconf.errors import OmegaConfBaseException
 
     from distill_runner.compose.explain import user_facing_error
     from distill_runner.compose.run_config import typed_run
@@ -100,7 +101,7 @@ def _typed(overrides: Sequence[str]) -> "tuple[DictConfig, RunConfig]":
             raise UserError(key, value, problem, remedy)
     try:
         return config, typed_run(config, overrides)
-    except UserError as error:
+    except (UserError, OmegaConfBaseException) as error:
         raise user_facing_error(error, config, overrides) from error
 
 
