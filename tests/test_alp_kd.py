@@ -186,18 +186,6 @@ def test_alp_over_one_layer_is_pkd_without_normalisation() -> None:
     assert {entropy.item() for entropy in alp.diagnostics.values()} == {0.0}
 
 
-def test_alpha_sums_to_one() -> None:
-    for attention, heads in (({"type": "dot"}, 1), (KQV, 2)):
-        alp = term(mapping={"rule": "po"}, combine="attend", attention=attention)
-        value(alp, features(4), features(12, seed=1))
-        for j, entry in enumerate(PO[:3], start=1):
-            alpha = alp.combination.alpha[j]
-            assert alpha.shape == (5, heads, len(entry))
-            assert not alpha.requires_grad
-            assert bool((alpha >= 0).all())
-            torch.testing.assert_close(alpha.sum(-1), torch.ones(5, heads, dtype=torch.float64))
-
-
 def test_needs_are_the_layers_that_are_compared() -> None:
     pkd = term(mapping={"rule": "skip"}, combine="select")
     assert pkd.student_needs == FeatureRequest(cls=frozenset({1, 2, 3}))

@@ -14,7 +14,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.methods.config import TermConfig
-from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score, standardized
+from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score
 from distill_runner.methods.predictions import (
     correlation_over_classes,
     correlation_over_outputs,
@@ -113,11 +113,6 @@ def test_correlations_by_hand() -> None:
     student, teacher = torch.tensor([[1.0, 2, 3], [1, 2, 3]]), torch.tensor([[2.0, 4, 6], [3, 2, 1]])
     assert correlation_over_classes(student, teacher).item() == pytest.approx((0 + 2) / 2)
     assert correlation_over_outputs(student.T, teacher.T).item() == pytest.approx(1)
-
-
-def test_standardized_by_hand() -> None:
-    assert standardized(torch.tensor([[1.0, 1, 4]])).flatten().tolist() == pytest.approx([-(0.5**0.5)] * 2 + [2**0.5])
-    assert standardized(torch.tensor([[2.0, 2, 2]])).tolist() == [[0, 0, 0]]
 
 
 def test_the_parts_add_up_to_the_divergence() -> None:

@@ -118,18 +118,6 @@ def test_soft_cross_entropy_by_hand() -> None:
     assert soft_cross_entropy(student, teacher, 2.0, True).item() == pytest.approx(4 * math.log(2))
 
 
-def test_squared_error_by_hand() -> None:
-    outputs, targets = torch.tensor([[1.0], [5.0]]), torch.tensor([3.0, 4.0])
-    assert squared_error(outputs, targets).item() == pytest.approx((4 + 1) / 2)
-
-
-def test_distances_by_hand() -> None:
-    student, teacher = torch.tensor([[3.0, 4.0]]), torch.tensor([[10.0, 0.0]])  # units (0.6, 0.8) and (1, 0)
-    assert normalized_squared_distance(student, teacher).item() == pytest.approx(0.16 + 0.64)
-    assert normalized_mean_squared_error(student, teacher).item() == pytest.approx(0.4)
-    assert mean_squared_error(student, teacher).item() == pytest.approx((49 + 16) / 2)
-
-
 def test_soft_cross_entropy_has_the_gradient_of_kl() -> None:
     student, teacher = numbers(5, 3).requires_grad_(), numbers(5, 3, seed=1)
     (ours,) = torch.autograd.grad(soft_cross_entropy(student, teacher, 3.0, True), student)

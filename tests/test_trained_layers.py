@@ -51,11 +51,6 @@ def test_pid_optimises_one_layer_at_a_time(compose: Compose) -> None:
     assert moved(compose, "schedule=pid", "++schedule.limits=1") == [{"layer.0"}, {"layer.1"}, HEAD]
 
 
-def test_sgd_takes_layers_that_learn_later(compose: Compose) -> None:
-    sgd = ("stages.student.optim.name=sgd", "++schedule.limits=1", "++schedule.trains_at_end=all")
-    assert moved(compose, "schedule=pid", *sgd)[2] == EVERY
-
-
 @pytest.mark.parametrize(("at_end", "last"), [("head", HEAD), ("all", EVERY)])
 def test_sid_moves_all_layers_up_to_the_current_one(compose: Compose, at_end: str, last: set[str]) -> None:
     """Whoever repeats Figure 4, "after the L6 point, only the classification layer is trained", would train all."""
