@@ -139,7 +139,7 @@ def length_counts(lengths: np.ndarray, cut: int, limit: int, is_sample: bool = F
         is_sample: whether the examples are only the first ones of the split.
     """
     counts = {"examples": len(lengths), "median": int(np.median(lengths)), "longest": int(lengths.max())}
-    return {**counts, "cut": cut, "limit": limit, **({"sample": True} if is_sample else {})}
+    return {**counts, "cut": int(cut), "limit": limit, **({"sample": True} if is_sample else {})}
 
 
 def leaks(examples: "Examples", columns: Sequence[str], names: Sequence[str]) -> list[str]:
