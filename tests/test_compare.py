@@ -196,18 +196,6 @@ def test_one_seed_has_no_t_test_and_lost_predictions_no_bootstrap(tmp_path: Path
     )
 
 
-def test_predictions_that_are_not_those_of_the_score_are_not_used(tmp_path: Path) -> None:
-    """As of MNLI's other validation split, whose file lies in the same folder."""
-    alp = predicted(tmp_path, "a", wrong_at(1), LABELS)
-    rkd = predicted(tmp_path, "r", wrong_at(2, 3), LABELS, **RKD)
-    for name in "ar":
-        other = np.eye(2)[wrong_at(*range(20))]
-        np.savez(tmp_path / name / "predictions-mismatched.npz", outputs=other, labels=LABELS)
-    found = compared(alp, rkd).examples
-    assert found is not None
-    assert found.difference == pytest.approx(0.025)
-
-
 def spoken(folder: Path, english: np.ndarray, german: np.ndarray, **changes: Any) -> dict[str, Any]:
     """A finished run in two languages, by its mean, with predictions of both."""
     predictions = {"de": german, "en": english}

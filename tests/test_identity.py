@@ -1,6 +1,5 @@
 """Which runs are seeds of one row: what a row says of composed runs, none of which is trained unless a test says so."""
 
-import json
 import random
 import shutil
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import pytest
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import training_conditions
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.report.collect import read_result
 from distill_runner.report.identity import identity_of, recorded_identity, shared_stages
 from distill_runner.report.result import describe_run, run_result
 from distill_runner.report.row_names import differences, row_names
@@ -217,30 +215,6 @@ def test_further_metrics_and_columns_of_splits_train_nothing_again(compose: Comp
     assert result["metrics"]["f1"] == pytest.approx(f1_score(labels, outputs.argmax(axis=1)))
     assert result["splits"]["validation"]["score"] == result["score"]
     assert result["splits"]["rest"]["score"] == result["metrics"]["rest/accuracy"]
-
-
-def test_results_of_older_versions_take_their_specifications_from_the_store(compose: Compose, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    run = compose("method=rkd", "optim.epochs=1", "teacher.optim.epochs=1", f"store.dir={store}")
-    built = Run(run)
-    built.build()
-    result = finished(run)
-    folder = tmp_path / "runs" / "a"
-    folder.mkdir(parents=True)
-    older = {name: value for name, value in result.items() if name not in ("specs", "conditions")}
-    (folder / "result.json").write_text(json.dumps(older | {"student": {}}))
-    (folder / "status.json").write_text(json.dumps({"status": "done"}))
-    found = read_result(folder)
-    assert found is not None
-    one, other = identity_of(result), identity_of(found)
-    assert one is not None
-    assert other is not None
-    conditions = {"compile", "num_processes"}
-    assert {name: value for name, value in one.row.items() if name not in conditions} == other.row
-    shutil.rmtree(store / "stage" / built.stage.teacher.key)  # type: ignore[union-attr]
-    lost = read_result(folder)
-    assert lost is not None
-    assert row_names([{**lost, "key": built.stage.key}])[0] == f"rkd, run {built.stage.key}"
 
 
 def test_differences_between_methods_are_named(compose: Compose) -> None:

@@ -201,19 +201,9 @@ def frame(results: Iterable[Result]) -> "pd.DataFrame":
     Args:
         results: results as ``results`` returns them. Columns of settings have the setting's key, such as ``optim.lr``.
     """
-    import pandas as pd
+    from distill_runner.report import rows
 
-    names = ("task", "method", "mapping", "teacher", "seed", "status", "metric", "best_epoch", "seconds", "folder")
-    rows = []
-    for result in results:
-        if result.get("stage", "student") != "student":
-            continue
-        row = {name: result.get(name) for name in names}
-        row |= {"score": _percent(result.get("score")), "teacher_score": _percent(result.get("teacher_score"))}
-        row |= {f"metrics.{name}": _percent(value) for name, value in (result.get("metrics") or {}).items()}
-        row |= {"num_layers": (result.get("student") or {}).get("num_layers"), **(result.get("settings") or {})}
-        rows.append(row)
-    return pd.DataFrame(rows)
+    return rows.frame(results)
 
 
 def table(results: Sequence[Result], style: str = "markdown") -> str:

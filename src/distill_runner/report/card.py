@@ -155,7 +155,7 @@ def _loading(result: Result) -> str:
 
 
 def _pipeline_tag(result: Result) -> str:
-    """Return the hub's name of what the model does; results of earlier versions do not have it."""
+    """Return the hub's name of what the model does."""
     return result.get("pipeline_tag") or ("text-classification" if result["dataset"] else "fill-mask")
 
 

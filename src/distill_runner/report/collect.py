@@ -1,37 +1,42 @@
 """Results of runs, read from run folders: finished, failed, interrupted, or still running."""
 
-import json
 import logging
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from math import isnan
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.pipeline import status
 
 Result = Mapping[str, Any]
 """Content of ``result.json``, or of ``status.json`` for a run that has not finished."""
-REQUIRED = ("task", "method", "seed", "status")
-"""Keys that the file of every run has, whatever its status."""
-TYPES: dict[type | tuple[type, ...], tuple[str, ...]] = {
-    str: ("task", "method", "mapping", "attention", "teacher", "key", "metric", "stage", "command", "base_model"),
-    int: ("seed", "heads", "best_epoch", "epochs", "steps", "num_params"),
-    (int, float): ("score", "teacher_score", "seconds", "examples_per_second"),
-    dict: ("student", "metrics", "settings", "data", "test", "conditions", "specs", "published", "teacher_model"),
-    list: ("history", "assumptions", "labels"),
+TYPES: dict[Any, str] = {
+    str: "mapping attention teacher key metric stage command base_model",
+    int: "heads best_epoch epochs steps num_params",
+    float: "score teacher_score seconds examples_per_second",
+    dict[str, Any]: "student settings data test published teacher_model",
+    dict[str, float]: "metrics",
+    dict[str, str | float | None]: "conditions",
+    dict[str, dict[str, Any]]: "specs",
+    list[Any]: "history assumptions labels",
+    list[dict[str, Any]]: "account",
 }
 """Types of what tables and comparisons read of a result, where it is not None."""
+CHECKED: type[BaseModel] = create_model(
+    "CHECKED",
+    __config__=ConfigDict(strict=True),
+    **dict.fromkeys(("task", "method", "status"), (str, ...)),
+    seed=(int, ...),
+    **{name: (type_ | None, None) for type_, names in TYPES.items() for name in names.split()},
+)
 TEST_PREDICTIONS = "test-predictions-*.npz"
 """Files of a run's folder with the predictions for test splits, in the format of those for validation splits."""
 PICTURES = "pictures"
 """Folder of the pictures of examples, in a run's folder."""
-STAGE_KINDS = ("stage", "ensemble", "labels")
-"""Folders of a store that hold stages."""
 
 log = logging.getLogger(__name__)
 
@@ -79,33 +84,11 @@ def read_result(folder: Path) -> Result | None:
     """Return the result of one run folder; None if the folder holds no complete result."""
     content = status.read_run(folder)
     if content is not None and (problem := _problem(content, folder)) is None:
-        specs = content.get("specs") or _stored_specs(folder, content)
-        return {**content, "specs": specs, "folder": str(folder)}
+        return {**content, "folder": str(folder)}
     if _has_files(folder):
         problem = "it holds no complete result of a run" if content is None else problem
         log.warning("%s is left out: %s", folder, problem)
     return None
-
-
-def _stored_specs(folder: Path, result: Result) -> dict[str, Any]:
-    """Return the specs of a finished run of an older version, which did not record them, from the store, by key.
-
-    Those that are no longer in the store are left out.
-    """
-    if not is_scored(result):
-        return {}
-    stores = [folder.parent.parent / "store"]
-    with suppress(OSError, ValueError, TypeError, LookupError, yaml.YAMLError):  # else, the default folder
-        stores.insert(0, Path(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["store"]["dir"]))
-    specs: dict[str, Any] = {}
-    keys = [str(result.get("key"))]
-    while keys:
-        key = keys.pop()
-        files = [store / kind / key / "spec.json" for store in stores for kind in STAGE_KINDS]
-        if key not in specs and (file := next(filter(Path.is_file, files), None)):
-            specs[key] = json.loads(file.read_text(encoding="utf-8"))
-            keys += upstream_keys(specs[key])
-    return specs
 
 
 def upstream_keys(spec: Mapping[str, Any]) -> list[str]:
@@ -137,28 +120,16 @@ def _problem(content: Result, folder: Path) -> str | None:
     """Return why the content of the files of the run in ``folder`` is no result; None if it is one."""
     if content.get("status") == "done" and "score" not in content and (folder / status.RESULT).is_file():
         return f"{status.RESULT} cannot be read, or has no score"  # of a run that ends with another stage there is none
-    if missing := [name for name in REQUIRED if content.get(name) is None]:
-        return f"it holds no complete result of a run: no {missing[0]}"
-    for types, names in TYPES.items():
-        for name in names:
-            if (value := content.get(name)) is not None and not _is_of(value, types):
-                return f"{name} of its result is {str(value)[:40]!r}, a {type(value).__name__}"
-    for name, value in (content.get("metrics") or {}).items():
-        if not _is_of(value, (int, float)):
-            return f"metrics.{name} of its result is {str(value)[:40]!r}, a {type(value).__name__}"
-    if any(isinstance(value, list | dict) for value in (content.get("conditions") or {}).values()):
-        return "conditions of its result are not plain values"
-    if "score" in content and (not isinstance(content.get("student"), dict) or not _is_number(content["score"])):
-        return "its result has no score or no student"
+    try:
+        CHECKED.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"it holds no complete result of a run: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    if "score" in content:
+        known = [content["score"], content.get("student"), content.get("specs")]
+        if None in known or isnan(content["score"]):
+            return "its result has no score, no student or no specs"
     return None  # without a score, the run has not finished, or its last stage is not the student
-
-
-def _is_number(value: Any) -> bool:
-    return value is not None and not math.isnan(value)
-
-
-def _is_of(value: Any, types: type | tuple[type, ...]) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool)
 
 
 def without_specs(result: Result) -> dict[str, Any]:
@@ -219,21 +190,13 @@ def scored_on(result: Result) -> list[str]:
 
 def constant_prediction(result: Result) -> str | None:
     """Return the warning of a run whose student predicts the same for all examples of a split; None without one."""
-    entries = result.get("account")
-    for entry in entries if isinstance(entries, list) else ():
-        warnings = entry.get("warnings") if isinstance(entry, Mapping) and entry.get("topic") == "scores" else None
-        for warning in warnings if isinstance(warnings, list) else ():
-            if "the student predicts" in str(warning):
-                return str(warning)
-    return None
+    entries = (entry for entry in result.get("account") or () if entry.get("topic") == "scores")
+    warnings = (str(warning) for entry in entries for warning in entry.get("warnings") or ())
+    return next((warning for warning in warnings if "the student predicts" in warning), None)
 
 
 def undefined_reason(result: Result) -> str | None:
     """Return why the metric that is the score is undefined on a validation split, where it counts as 0; else None."""
-    entries = result.get("account")
-    for entry in entries if isinstance(entries, list) else ():
-        splits = entry.get("undefined") if isinstance(entry, Mapping) else None
-        for reasons in splits.values() if isinstance(splits, Mapping) else ():
-            if isinstance(reasons, Mapping) and (reason := reasons.get(result.get("metric"))):
-                return str(reason)
-    return None
+    splits = (entry.get("undefined") or {} for entry in result.get("account") or ())
+    reasons = (by_metric.get(result.get("metric")) for of_entry in splits for by_metric in of_entry.values())
+    return next(filter(None, reasons), None)

@@ -117,15 +117,13 @@ def compare(
     Raises:
         UserError: a group has fewer than two rows, or a name fits no row or several rows.
     """
-    pairs = [pair for names in groups for pair in _pairs(table, names)]
+    pairs = list[tuple[Row, Row]]()
+    for names in groups:
+        first, *others = [_row(table, name) for name in names]
+        if not others or any(other is first for other in others):
+            raise UserError("--compare", " ".join(names), "names one row, not two")
+        pairs += [(first, other) for other in others]
     return correct([compare_rows(task, *pair, margin, looks) for pair in pairs for task in table.tasks])
-
-
-def _pairs(table: ResultTable, names: Sequence[str]) -> list[tuple[Row, Row]]:
-    first, *others = [_row(table, name) for name in names]
-    if not others or any(other is first for other in others):
-        raise UserError("--compare", " ".join(names), "names one row, not two")
-    return [(first, other) for other in others]
 
 
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -250,17 +248,32 @@ def _compare_cells(
     examples = scores.test() if scores else None
     if examples and examples.low is None:
         problems.append(f"too few for an interval: {examples.differing} of {examples.units} differ")
-    shared = _shared_scores(one, other)
-    seeds_p = _test_seeds(*shared)
+    seeds = _shared_seeds(one, other)
+    seeds_p = None
+    means = [
+        [fmean(run["score"] for run in point.runs if run["seed"] == seed) for seed in seeds] for point in (one, other)
+    ]
+    if len(seeds) < 2:
+        verb = "is" if len(seeds) == 1 else "are"
+        problems.append(f"no test over seeds: it needs at least two that both rows ran; there {verb} {len(seeds)}")
+    elif np.ptp(np.subtract(*means)) < 1e-12:
+        problems.append("no t-test: the difference is the same for every seed")
+    else:
+        from scipy.stats import ttest_rel  # imported here: it takes half a second
+
+        seeds_p = float(ttest_rel(*means).pvalue)
     methods = _test_methods(one, other, scores, examples, looks) if scores and examples else None
-    selected = _grid_remarks(list(cells.values()))
+    # Larger grids have larger maxima, and p-values after a choice are too small.
+    points = [len(cell.points) if cell.is_optimistic else 1 for cell in cells.values()]
+    text = f"the best of {points[0]} and of {points[1]} points were chosen on these examples: p is too small"
+    selected = [text] if max(points) > 1 else []
     return Comparison(
         *names,
-        (*problems, *left_out, *_seeds_remarks(len(shared[0]), seeds_p), *selected),
+        (*problems, *left_out, *selected),
         metric,
         one.spread.mean - other.spread.mean,
         examples,
-        len(shared[0]),
+        len(seeds),
         seeds_p,
         methods,
         margin,
@@ -345,20 +358,13 @@ class Predictions:
 
 
 def _predictions(run: Result) -> Predictions | None:
-    """Return the predictions of the run's split; None if their score is not the run's.
-
-    An older result does not name its split; then it is the first one with the run's score.
-    """
-    folder, split = Path(run["folder"]), "".join(scored_on(run))
-    pattern = TEST_PREDICTIONS if tested_on(run) else PREDICTIONS
-    for file in [folder / pattern.replace("*", split)] if split else sorted(folder.glob(pattern)):
-        try:
-            predictions = Predictions.read(file, run["metric"])
-            if isclose(predictions.score(run["metric"]), run["score"], abs_tol=1e-6):
-                return predictions
-        except (OSError, ValueError, KeyError):  # truncated, or not written by this package
-            continue
-    return None
+    """Return the predictions of the run's split; None if their score is not the run's."""
+    pattern, split = TEST_PREDICTIONS if tested_on(run) else PREDICTIONS, "".join(scored_on(run) or ["validation"])
+    try:
+        predictions = Predictions.read(Path(run["folder"], pattern.replace("*", split)), run["metric"])
+    except (OSError, ValueError, KeyError):  # truncated, or not written by this package
+        return None
+    return predictions if isclose(predictions.score(run["metric"]), run["score"], abs_tol=1e-6) else None
 
 
 def _test_methods(
@@ -381,42 +387,6 @@ def _test_methods(
     return MethodTest.from_seeds(by_seed(scores.observed).tolist(), by_seed(scores.resampled), minimum, step, looks)
 
 
-def _shared_scores(first: SettingScores, second: SettingScores) -> tuple[list[float], list[float]]:
-    """Return the scores of the seeds that both ran: means, where stages before the student had several seeds."""
-    one, other = (
-        [
-            fmean(float(run["score"]) for run in point.runs if run["seed"] == seed)
-            for seed in _shared_seeds(first, second)
-        ]
-        for point in (first, second)
-    )
-    return one, other
-
-
 def _shared_seeds(first: SettingScores, second: SettingScores) -> list[int]:
     seeds = {run["seed"] for run in second.runs}
     return [seed for seed in dict.fromkeys(run["seed"] for run in first.runs) if seed in seeds]
-
-
-def _test_seeds(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return the p-value of the paired t-test; None below two pairs, or if all differences are equal."""
-    if len(first) < 2 or np.ptp(np.subtract(first, second)) < 1e-12:
-        return None
-    from scipy.stats import ttest_rel  # imported here: it takes half a second
-
-    return float(ttest_rel(first, second).pvalue)
-
-
-def _seeds_remarks(count: int, p: float | None) -> list[str]:
-    if count < 2:
-        verb = "is" if count == 1 else "are"
-        return [f"no test over seeds: it needs at least two that both rows ran; there {verb} {count}"]
-    return ["no t-test: the difference is the same for every seed"] if p is None else []
-
-
-def _grid_remarks(cells: Sequence[ResultCell]) -> list[str]:
-    """Warn of choices from grids: larger grids have larger maxima, and p-values after a choice are too small."""
-    points = [len(cell.points) if cell.is_optimistic else 1 for cell in cells]
-    if max(points) == 1:
-        return []
-    return [f"the best of {points[0]} and of {points[1]} points were chosen on these examples: p is too small"]

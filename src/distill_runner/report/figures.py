@@ -7,18 +7,19 @@ when something is drawn.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import takewhile
+from itertools import product, takewhile
 from math import ceil, isclose, isfinite
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, is_scored, label, scored_on, settings, tested_on
-from distill_runner.report.rows import ResultCell, column_of, tabulate, varied
+from distill_runner.report.rows import column_of, tabulate, varied
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -115,8 +116,20 @@ def score_figure(results: Sequence[Result]) -> "Figure":
             for score in {run.get("teacher_score"): None for run in runs}:
                 if score is not None:
                     panel.axvline(100 * score, label=TEACHER, **MARKS[TEACHER])
-            for place, row in enumerate(rows):
-                _score_marks(panel, place, row.cells[task])
+            for place, cell in enumerate(row.cells[task] for row in rows):
+                if cell.best_point is None:
+                    continue
+                if number := cell.published:
+                    kind = PUBLISHED if number["comparable"] else REFERENCE
+                    panel.plot(number["value"], place, label=kind, **MARKS[kind])
+                spread = cell.best_point.spread
+                kind = BEST if cell.kind else MEAN if spread.count > 1 else ONE
+                panel.plot(spread.mean, place, label=kind, **MARKS[kind])
+                if cell.kind:
+                    text, above = f"of {len(cell.points)}", {"xytext": (0, 5), "textcoords": "offset points"}
+                    panel.annotate(text, (spread.mean, place), **above, **SMALL)
+                if spread.count > 1:
+                    panel.errorbar(spread.mean, place, xerr=spread.interval, color=MEASURED, elinewidth=1, capsize=3)
             panel.set_title(task)
             panel.set_xlabel(f"{metric} × 100")
             panel.set_yticks(range(len(rows)), [row.name for row in rows])
@@ -126,22 +139,6 @@ def score_figure(results: Sequence[Result]) -> "Figure":
         names = {line.get_label() for panel in axes for line in panel.lines}
         legend(figure, {name: mark for name, mark in MARKS.items() if name in names})
     return figure
-
-
-def _score_marks(panel: "Axes", place: int, cell: ResultCell) -> None:
-    """Draw the marks of one cell: its score and its published number."""
-    if cell.best_point is None:
-        return
-    if number := cell.published:
-        kind = PUBLISHED if number["comparable"] else REFERENCE
-        panel.plot(number["value"], place, label=kind, **MARKS[kind])
-    spread = cell.best_point.spread
-    kind = BEST if cell.kind else MEAN if spread.count > 1 else ONE
-    panel.plot(spread.mean, place, label=kind, **MARKS[kind])
-    if cell.kind:
-        panel.annotate(f"of {len(cell.points)}", (spread.mean, place), (0, 5), textcoords="offset points", **SMALL)
-    if spread.count > 1:
-        panel.errorbar(spread.mean, place, xerr=spread.interval, color=MEASURED, elinewidth=1, capsize=3)
 
 
 # --- Scores by epoch
@@ -186,12 +183,8 @@ def _epoch_scores(result: Result) -> list[float]:
     splits = [result["split"]] if "split" in result else splits if len(splits) > 1 else []
     names = [f"{split}/{result['metric']}" for split in splits] or [result["metric"]]  # the plain name is what selects
     scores = [[entry.get(name) if isinstance(entry, Mapping) else None for name in names] for entry in history]
-    complete = takewhile(lambda of_epoch: all(map(_is_finite, of_epoch)), scores)
-    return [fmean(float(score) for score in of_epoch if score is not None) for of_epoch in complete]
-
-
-def _is_finite(score: Any) -> bool:
-    return isinstance(score, int | float) and isfinite(score)
+    complete = takewhile(lambda of_epoch: all(type(x) in (int, float) and isfinite(x) for x in of_epoch), scores)
+    return [fmean(float(score or 0) for score in of_epoch) for of_epoch in complete]
 
 
 # --- Comparisons
@@ -239,11 +232,11 @@ def hyper_parameters(result: Result) -> dict[str, float]:
 
     If the weights of the loss terms sum to 1, the first follows from the others (ALP-KD's beta) and is left out.
     """
-    numbers = {name: value for name, value in settings(result).items() if type(value) in (int, float)}
+    numbers = {name: float(value) for name, value in settings(result).items() if type(value) in (int, float)}
     weights = [name for name in numbers if name.endswith(".weight") and name.count(".") == 1]
     if len(weights) > 1 and isclose(sum(numbers[name] for name in weights), 1):
         del numbers[weights[0]]
-    return {name: float(value) for name, value in numbers.items()}
+    return numbers
 
 
 def varying(results: Sequence[Result]) -> list[str]:
@@ -251,13 +244,21 @@ def varying(results: Sequence[Result]) -> list[str]:
     methods: dict[str, list[dict[str, float]]] = {}
     for result in results:
         methods.setdefault(label(result), []).append(hyper_parameters(result))
-    return list(
-        dict.fromkeys(
-            name
-            for runs in methods.values()
-            for name in varied(runs)
-            if len({run[name] for run in runs if name in run}) > 1
-        )
+    several = (
+        name
+        for runs in methods.values()
+        for name in varied(runs)
+        if len({run[name] for run in runs if name in run}) > 1
+    )
+    return list(dict.fromkeys(several))
+
+
+def _searches(results: Sequence[Result]) -> "pd.DataFrame":
+    """Return the score and the hyper-parameters of each run, with its method as ``label``."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        [{"label": label(result), "score": 100 * result["score"], **hyper_parameters(result)} for result in results]
     )
 
 
@@ -267,44 +268,35 @@ def hyper_parameter_figure(results: Sequence[Result]) -> "Figure":
     For each method a solid line joins the best runs at each value, and a dashed line joins the medians. Both are taken
     over the other hyper-parameters and the seeds, so neither line is a mean over seeds.
     """
+    runs, names = _searches(results), varying(results)
+    methods = {method: _look(number) for number, method in enumerate(runs["label"].unique())}
     with style():
-        names = varying(results)
-        methods = list(dict.fromkeys(label(result) for result in results))
         figure, axes = panels(len(names), 3, width=3.6, height=3.0)
         for panel, name in zip(axes, names, strict=True):
-            ticks = sorted({value for result in results if (value := hyper_parameters(result).get(name)) is not None})
+            with_value = runs.dropna(subset=[name])
+            ticks = sorted(with_value[name].unique())
             panel.set_xscale("log" if name == RATE else "linear")
-            for number, method in enumerate(methods):
-                scores: dict[float, list[float]] = {}
-                for result in results:
-                    if label(result) == method and (value := hyper_parameters(result).get(name)) is not None:
-                        place = _shifted(value, ticks, number - (len(methods) - 1) / 2, log=name == RATE)
-                        scores.setdefault(place, []).append(100 * result["score"])
-                if scores:
-                    _score_lines(panel, scores, _look(number))
+            for number, (method, look) in enumerate(methods.items()):
+                scores = with_value[with_value["label"] == method].groupby(name)["score"]
+                # A few hundredths of the axis lie between points of different methods, so that none hides another.
+                share, (first, last) = 0.02 * (number - (len(methods) - 1) / 2), (ticks[0], ticks[-1])
+                places = [
+                    float(value * (last / first) ** share if name == RATE else value + (last - first) * share)
+                    for value in scores.groups
+                ]
+                for place, (_, of_value) in zip(places, scores, strict=True):
+                    panel.plot([place] * len(of_value), of_value, **look, linestyle="", alpha=0.45)
+                if places:
+                    panel.plot(places, scores.max(), color=look["color"])
+                    panel.plot(places, scores.median(), color=look["color"], linestyle="--", linewidth=1)
             panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             panel.minorticks_off()
             panel.margins(x=0.1)
             panel.set_xlabel(name)
         figure.supylabel(f"{results[0]['metric']} × 100")
         figure.suptitle(f"{results[0]['task']}: every run; at each value the best (line) and the median (dashed)")
-        legend(figure, {method: {**_look(number), "linestyle": "-"} for number, method in enumerate(methods)})
+        legend(figure, {method: {**look, "linestyle": "-"} for method, look in methods.items()})
     return figure
-
-
-def _shifted(value: float, ticks: Sequence[float], steps: float, log: bool) -> float:
-    """Return ``value`` moved by a few hundredths of the axis, so that points of different methods do not overlap."""
-    share, (first, last) = 0.02 * steps, (ticks[0], ticks[-1])
-    return float(value * (last / first) ** share if log else value + (last - first) * share)
-
-
-def _score_lines(panel: "Axes", scores: Mapping[float, Sequence[float]], look: Mapping[str, Any]) -> None:
-    """Draw the scores of one method by place on the axis, with lines through the best and the median scores."""
-    places = sorted(scores)
-    for place in places:
-        panel.plot([place] * len(scores[place]), scores[place], **look, linestyle="", alpha=0.45)
-    panel.plot(places, [max(scores[place]) for place in places], color=look["color"])
-    panel.plot(places, [median(scores[place]) for place in places], color=look["color"], linestyle="--", linewidth=1)
 
 
 def heat_map(results: Sequence[Result], across: str) -> "Figure":
@@ -312,43 +304,28 @@ def heat_map(results: Sequence[Result], across: str) -> "Figure":
 
     All results must be of one task. Each cell shows the number of runs from which its best score is taken.
     """
+    runs = _searches(results).dropna(subset=[across, RATE])
+    scores = runs.groupby(["label", RATE, across], sort=False)["score"]
+    best, counts = scores.max(), scores.count()
+    rows, columns, methods = sorted(runs[RATE].unique()), sorted(runs[across].unique()), runs["label"].unique()
     with style():
-        cells: dict[str, dict[tuple[float, float], list[float]]] = {}
-        for result in results:
-            values = hyper_parameters(result)
-            if across in values and RATE in values:
-                cell = cells.setdefault(label(result), {}).setdefault((values[RATE], values[across]), [])
-                cell.append(100 * result["score"])
-        rows, columns = (sorted({pair[i] for by_pair in cells.values() for pair in by_pair}) for i in (0, 1))
-        best = [max(scores) for by_pair in cells.values() for scores in by_pair.values()]
-        figure, axes = panels(len(cells), 3, width=1.2 + 0.7 * len(columns), height=1.0 + 0.5 * len(rows))
-        for panel, (method, by_pair) in zip(axes, cells.items(), strict=True):
-            _heat_panel(panel, by_pair, rows, columns, (min(best), max(best)))
+        figure, axes = panels(len(methods), 3, width=1.2 + 0.7 * len(columns), height=1.0 + 0.5 * len(rows))
+        for panel, method in zip(axes, methods, strict=True):
+            grid = best[method].unstack().reindex(index=rows, columns=columns)
+            panel.imshow(grid, cmap="cividis", vmin=best.min(), vmax=best.max(), aspect="auto", origin="lower")
+            for (y, row), (x, column) in product(enumerate(rows), enumerate(columns)):
+                score = grid.loc[row, column]
+                color = "white" if score <= (best.min() + best.max()) / 2 else "black"
+                text = f"{score:.2f}\nof {counts[method, row, column]}" if score == score else "–"
+                panel.text(x, y, text, ha="center", va="center", color=color, fontsize=8)
+            panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
+            panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
+            panel.grid(visible=False)
             panel.set_title(method)
             panel.set_xlabel(across)
         figure.supylabel(RATE)
         figure.suptitle(f"{results[0]['task']}: best {results[0]['metric']} × 100 of the runs in each cell")
     return figure
-
-
-def _heat_panel(
-    panel: "Axes",
-    cells: Mapping[tuple[float, float], Sequence[float]],
-    rows: Sequence[float],
-    columns: Sequence[float],
-    limits: tuple[float, float],
-) -> None:
-    grid = [[max(cells.get((row, column), [float("nan")])) for column in columns] for row in rows]
-    panel.imshow(grid, cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="auto", origin="lower")
-    for y, row in enumerate(rows):
-        for x, column in enumerate(columns):
-            scores = cells.get((row, column), [])
-            color = "white" if scores and max(scores) <= sum(limits) / 2 else "black"
-            text = f"{max(scores):.2f}\nof {len(scores)}" if scores else "–"
-            panel.text(x, y, text, ha="center", va="center", color=color, fontsize=8)
-    panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
-    panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
-    panel.grid(visible=False)
 
 
 def _look(number: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Tables in every format: 80 columns of text, Markdown, LaTeX and CSV; ``page`` has the HTML page."""
 
-import csv
-import io
 import json
 import re
 import textwrap
@@ -20,7 +18,7 @@ from distill_runner.report.identity import identity_of
 from distill_runner.report.lines import Line, best_points, notes, reasons, table_lines
 from distill_runner.report.page import default_comparisons, html
 from distill_runner.report.published import NOT_COMPARABLE
-from distill_runner.report.rows import ResultCell, ResultTable, Row, tabulate
+from distill_runner.report.rows import ResultTable, tabulate
 
 WIDTH = 80
 MAX_REASONS = 20
@@ -120,58 +118,43 @@ def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     """Return the table in 80 columns, with the best point of each grid, comparisons, and why runs have not finished."""
     if not table.rows:
         return "no results of students"
-    columns, lines = table_lines(table)
-    parts = [*_blocks(columns, lines), *(textwrap.fill(note, WIDTH) for note in notes(table))]
-    if best := [f"{name} on {task}: {values}" for name, task, values in best_points(table)]:
-        parts.append("Best points of the grids:\n" + _filled(best, "  "))
-    parts.append(_filled([sentence(comparison) for comparison in comparisons]))
+
+    def filled(sentences: Sequence[str], indent: str = "") -> str:
+        wrapped = {"initial_indent": indent, "subsequent_indent": f"{indent}  "}
+        return "\n".join(textwrap.fill(text, WIDTH, **wrapped) for text in sentences)
+
+    parts = [*_blocks(*table_lines(table)), *(textwrap.fill(note, WIDTH) for note in notes(table))]
+    if best := best_points(table):
+        parts.append("Best points of the grids:\n" + filled(best, "  "))
+    parts.append(filled([sentence(comparison) for comparison in comparisons]))
     if causes := reasons(table):
         rest = len(causes) - MAX_REASONS
-        more = [f"and {rest} more"] if rest > 0 else []
-        parts.append("\n".join(_fit(cause) for cause in [*causes[:MAX_REASONS], *more]))
+        shown = [*causes[:MAX_REASONS], *([f"and {rest} more"] if rest > 0 else [])]
+        parts.append("\n".join(cause if len(cause) <= WIDTH else f"{cause[: WIDTH - 1]}…" for cause in shown))
     return "\n\n".join(part for part in parts if part)
 
 
 def _blocks(columns: Sequence[str], lines: Sequence[Line]) -> list[str]:
     """Split the table into as few blocks of columns as the width allows, of nearly equal size."""
-    cells = {id(line): {column: _aligned(line, column) for column in columns} for line in lines}
-    name_width = min(1 + max(len(_name(line)) for line in lines), WIDTH // 2)
-    width = 1 + max(len(text) for column in columns for text in [f"{column} ", *(c[column] for c in cells.values())])
+    names = [f"  {line.name}" if line.is_detail else line.name for line in lines]
+    texts = [[line.text(column) for column in columns] for line in lines]
+    # A text without a closing bracket ends in a blank, so that all numbers end in one place.
+    cells = [[text if text.endswith(")") else f"{text} " for text in of_line] for of_line in texts]
+    name_width = min(1 + max(map(len, names)), WIDTH // 2)
+    width = 1 + max(len(text) for of_line in [[f"{column} " for column in columns], *cells] for text in of_line)
     most_columns = max(1, (WIDTH + 1 - name_width) // width)  # + 1: the trailing blank of a line is cut off
     count = ceil(len(columns) / ceil(len(columns) / most_columns))
     blocks = []
-    for part in (columns[start : start + count] for start in range(0, len(columns), count)):
-        block = [" " * name_width + "".join(f"{column + ' ':>{width}}" for column in part)]
-        for line in lines:
-            *wrapped, name = textwrap.wrap(_name(line), WIDTH, subsequent_indent="  ", drop_whitespace=False)
+    for start in range(0, len(columns), count):
+        part = slice(start, start + count)
+        block = [" " * name_width + "".join(f"{column + ' ':>{width}}" for column in columns[part])]
+        for line_name, of_line in zip(names, cells, strict=True):
+            *wrapped, name = textwrap.wrap(line_name, WIDTH, subsequent_indent="  ", drop_whitespace=False)
             if len(name) >= name_width:
                 wrapped, name = [*wrapped, name], ""
-            block += [
-                *wrapped,
-                name.ljust(name_width) + "".join(f"{cells[id(line)][column]:>{width}}" for column in part),
-            ]
+            block += [*wrapped, name.ljust(name_width) + "".join(f"{text:>{width}}" for text in of_line[part])]
         blocks.append("\n".join(text.rstrip() for text in block))
     return blocks
-
-
-def _name(line: Line) -> str:
-    return f"  {line.name}" if line.is_detail else line.name
-
-
-def _aligned(line: Line, column: str) -> str:
-    """Return the cell's text, with a blank in place of the closing bracket if it has none."""
-    text = line.text(column)
-    return text if text.endswith(")") else f"{text} "
-
-
-def _filled(sentences: Sequence[str], indent: str = "") -> str:
-    return "\n".join(
-        textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ") for text in sentences
-    )
-
-
-def _fit(text: str, width: int = WIDTH) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 # --- Markdown
@@ -180,22 +163,17 @@ def _fit(text: str, width: int = WIDTH) -> str:
 def markdown(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     """Return the table in GitHub's Markdown, then lists of grids' best points, comparisons and unfinished runs."""
     columns, lines = table_lines(table)
-    rows = (_markdown_cells(line, columns) for line in lines)
+    names = [f"&nbsp;&nbsp;{escaped(one.name)}" if one.is_detail else f"**{escaped(one.name)}**" for one in lines]
+    rows = [[name, *(escaped(one.text(column)) for column in columns)] for name, one in zip(names, lines, strict=True)]
     parts = [markdown_table(["", *columns], rows), *map(escaped, notes(table))]
-    best = [f"{name} on {task}: {values}" for name, task, values in best_points(table)]
     for title, items in (
-        ("Best points of the grids", best),
+        ("Best points of the grids", best_points(table)),
         ("Comparisons", [sentence(comparison) for comparison in comparisons]),
         ("Not finished", reasons(table)),
     ):
         if items:
             parts.append(f"{title}:\n\n" + "\n".join(f"- {escaped(item)}" for item in items))
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown_cells(line: Line, columns: Sequence[str]) -> list[str]:
-    name = f"&nbsp;&nbsp;{escaped(line.name)}" if line.is_detail else f"**{escaped(line.name)}**"
-    return [name, *(escaped(line.text(column)) for column in columns)]
 
 
 # --- LaTeX
@@ -254,47 +232,45 @@ COLUMNS = (
 
 def as_csv(table: ResultTable) -> str:
     """Return all numbers of the table in long form: one line per cell, in full precision, teachers first."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    import pandas as pd
+
+    lines = list[dict[str, Any]]()
     for teacher in table.teachers:
         for task, score in teacher.scores.items():
             number = teacher.published.get(task)
             difference = score - number["value"] if number else None
             line = {"row": teacher.name, "task": task, "status": "done", "value": score, "difference": difference}
-            writer.writerow(line | _published(number))
-    writer.writerows(_csv_line(row, task, cell) for row in table.rows for task, cell in row.cells.items())
-    return text.getvalue()
-
-
-def _csv_line(row: Row, task: str, cell: ResultCell) -> dict[str, Any]:
-    names = {"row": row.name, "method": label(row.result), "task": task, "status": cell.status}
-    if cell.best_point is None:
-        return names
-    run, spread = cell.best_point.runs[0], cell.best_point.spread
-    score = run.get("teacher_score")
-    return {
-        **names,
-        **_published(cell.published),
-        **{name: getattr(cell, name) for name in ("metric", "kind", "value", "best_run", "grid_mean", "difference")},
-        **{name: getattr(spread, name) for name in ("sd", "interval")},
-        "seeds": spread.count,
-        "points": len(cell.points),
-        "teacher": run.get("teacher"),
-        "teacher_score": None if score is None else 100 * score,
-        "num_layers": run["student"].get("num_layers"),
-        "settings": json.dumps(cell.best_settings),
-        "scores": json.dumps(_scores_by_seed(cell.best_point.runs)),
-    }
+            lines.append(line | _published(number))
+    cells = [(row, task, cell) for row in table.rows for task, cell in row.cells.items()]
+    for table_row, task, cell in cells:
+        names = {"row": table_row.name, "method": label(table_row.result)}
+        lines.append({**names, "task": task, "status": cell.status})
+        if cell.best_point:
+            run, spread = cell.best_point.runs[0], cell.best_point.spread
+            score = run.get("teacher_score")
+            numbers = ("metric", "kind", "value", "best_run", "grid_mean", "difference")
+            lines[-1] |= _published(cell.published) | {name: getattr(cell, name) for name in numbers}
+            lines[-1] |= {"seeds": spread.count, "sd": spread.sd, "interval": spread.interval}
+            lines[-1] |= {
+                "points": len(cell.points),
+                "teacher": run.get("teacher"),
+                "teacher_score": None if score is None else 100 * score,
+                "num_layers": run["student"].get("num_layers"),
+                "settings": json.dumps(cell.best_settings),
+                "scores": json.dumps(_scores_by_seed(cell.best_point.runs)),
+            }
+    text: str = pd.DataFrame(lines, columns=list(COLUMNS), dtype=object).to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def _scores_by_seed(runs: Sequence[Result]) -> dict[str, float]:
     """Return the score of each run by its seed; by the seeds of all stages, if several runs have one seed."""
-    if not has_repeated_seeds(runs):
-        return {str(run["seed"]): 100 * run["score"] for run in runs}
-    seeds = [identity.seeds if (identity := identity_of(run)) else {"seed": run["seed"]} for run in runs]
-    names = [", ".join(f"{name}={seed}" for name, seed in sorted(of_run.items())) for of_run in seeds]
-    return {name: 100 * run["score"] for name, run in zip(names, runs, strict=True)}
+    scores = {}
+    for run in runs:
+        identity = identity_of(run) if has_repeated_seeds(runs) else None
+        seeds = sorted(identity.seeds.items()) if identity else ()
+        scores[", ".join(f"{name}={seed}" for name, seed in seeds) or str(run["seed"])] = 100 * run["score"]
+    return scores
 
 
 def _published(number: Any) -> dict[str, Any]:

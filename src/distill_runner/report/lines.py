@@ -1,13 +1,13 @@
 """Lines of a table, shared by all formats: values, spreads, statistics of the grid, and published numbers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from distill_runner.common.errors import format_value
-from distill_runner.report.collect import Result, constant_prediction, undefined_reason
-from distill_runner.report.rows import ResultCell, ResultTable, Row, Teacher, held_out_column
+from distill_runner.report.collect import constant_prediction, undefined_reason
+from distill_runner.report.rows import ResultCell, ResultTable, Row, held_out_column
 
 PHASES = "steps, phases included"
 BRACKETS = "In parentheses: the paper's teacher differs from the run's, or it does not name metric or split."
@@ -72,7 +72,11 @@ DETAILS: tuple[tuple[str, Number, str, bool], ...] = (
 
 def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
     """Return the columns and the lines of a table, teachers first, with averages over tasks in columns of their own."""
-    lines = [line for teacher in table.teachers for line in _teacher_lines(teacher)]
+    lines = list[Line]()
+    for teacher in table.teachers:
+        differences = {task: teacher.scores[task] - number["value"] for task, number in teacher.published.items()}
+        lines += [Line(teacher.name, teacher.scores, is_detail=False)]
+        lines += _published_lines(teacher.published, differences)
     phases_differ = len({cell.steps_before for row in table.rows for cell in row.cells.values()}) > 1
     lines += [line for row in table.rows for line in _row_lines(row) if phases_differ or line.name != PHASES]
     averages = [name for name in table.means if name not in table.tasks]
@@ -88,29 +92,18 @@ def notes(table: ResultTable) -> list[str]:
     optimistic = "The best of a grid was chosen by these scores: expect a lower score on other data."
     means = [f"{name}: the mean of {_enumeration(columns)}." for name, columns in table.means.items()]
     sentences = [*means, *[BRACKETS] * bracketed, *[optimistic] * is_optimistic]
-    return [*sentences, *_undefined_scores(table), *_constant_predictions(table)]
-
-
-def _constant_predictions(table: ResultTable) -> Iterator[str]:
-    """Yield a sentence for each value with runs whose student predicts the same for all examples."""
-    for value, share, warning in _values_where(constant_prediction, table):
-        yield f"{value}: a constant prediction in {share} ({warning})."
-
-
-def _undefined_scores(table: ResultTable) -> Iterator[str]:
-    """Yield a sentence for each value with runs whose score is 0 only because their metric is undefined."""
-    for value, share, reason in _values_where(undefined_reason, table):
-        yield f"{value}: the metric of {share} is undefined ({reason}), which counts as 0."
-
-
-def _values_where(reason_of: Callable[[Result], str | None], table: ResultTable) -> Iterator[tuple[str, str, str]]:
-    """Yield each value with runs that have a reason: the value's name, the share of its runs, and the first reason."""
-    for row in table.rows:
-        for task, cell in row.cells.items():
-            runs = [run for point in cell.points for run in point.runs]
-            if reasons := [reason for run in runs if (reason := reason_of(run))]:
-                share = f"{len(reasons)} of {len(runs)} runs" if len(runs) > 1 else "the run"
-                yield f"{row.name} on {task}", share, reasons[0]
+    texts = {
+        undefined_reason: "{}: the metric of {} is undefined ({}), which counts as 0.",
+        constant_prediction: "{}: a constant prediction in {} ({}).",
+    }
+    for reason_of, text in texts.items():
+        for row in table.rows:
+            for task, cell in row.cells.items():
+                runs = [run for point in cell.points for run in point.runs]
+                if reasons := [reason for run in runs if (reason := reason_of(run))]:
+                    share = f"{len(reasons)} of {len(runs)} runs" if len(runs) > 1 else "the run"
+                    sentences.append(text.format(f"{row.name} on {task}", share, reasons[0]))
+    return sentences
 
 
 def _enumeration(names: Sequence[str]) -> str:
@@ -118,14 +111,10 @@ def _enumeration(names: Sequence[str]) -> str:
     return f"{separator.join(names[:-1])} and {names[-1]}"
 
 
-def best_points(table: ResultTable) -> list[tuple[str, str, str]]:
-    """Return row, task and best hyper-parameters of each grid, limited to hyper-parameters that vary in the grid."""
-    return [
-        (row.name, task, best_settings_text(cell))
-        for row in table.rows
-        for task, cell in row.cells.items()
-        if cell.best_settings
-    ]
+def best_points(table: ResultTable) -> list[str]:
+    """Return a sentence for each grid with row, task and the best of the hyper-parameters that vary in it."""
+    cells = [(row.name, task, cell) for row in table.rows for task, cell in row.cells.items() if cell.best_settings]
+    return [f"{name} on {task}: {best_settings_text(cell)}" for name, task, cell in cells]
 
 
 def best_settings_text(cell: ResultCell) -> str:
@@ -149,12 +138,6 @@ def reasons(table: ResultTable) -> list[str]:
     return sentences
 
 
-def _teacher_lines(teacher: Teacher) -> list[Line]:
-    first = Line(teacher.name, teacher.scores, is_detail=False)
-    differences = {task: teacher.scores[task] - number["value"] for task, number in teacher.published.items()}
-    return [first, *_published_lines(teacher.published, differences)]
-
-
 def _row_lines(row: Row) -> list[Line]:
     """Return a row's lines. Each kind of value has its own, so that a mean is never beside the best of a grid."""
     waiting = {task: cell.status for task, cell in row.cells.items() if not cell.points}
@@ -169,21 +152,14 @@ def _row_lines(row: Row) -> list[Line]:
             line = Line(detail, _numbers(cells, number_of), form=form, averaged=averaged)
             if any(line.text(task) not in ("0", "1") for task in line.values):
                 lines.append(line)
-        if optimism := _optimism(row, cells):
+        # The score under selection on the reported examples minus that under held-out selection.
+        held_out = {task: row.cells.get(held_out_column(task)) for task in values}
+        optimism = {task: values[task] - of.value for task, of in held_out.items() if of and of.value is not None}
+        if optimism:
             lines.append(Line("optimism", optimism, form="{:+.2f}", averaged=False))
         printed = {task: cell.published for task, cell in cells.items() if cell.published}
         lines += _published_lines(printed, _numbers(cells, lambda cell: cell.difference))
     return lines
-
-
-def _optimism(row: Row, cells: Mapping[str, ResultCell]) -> dict[str, float]:
-    """Return, by task, the score under selection on the reported examples minus that under held-out selection."""
-    pairs = ((task, cell.value, row.cells.get(held_out_column(task))) for task, cell in cells.items())
-    return {
-        task: value - other.value
-        for task, value, other in pairs
-        if value is not None and other is not None and other.value is not None
-    }
 
 
 def _numbers(cells: Mapping[str, ResultCell], number_of: Number) -> dict[str, float]:

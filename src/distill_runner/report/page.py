@@ -3,7 +3,7 @@
 import base64
 import json
 import mimetypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -70,53 +70,36 @@ def default_comparisons(table: ResultTable) -> list[Comparison]:
 
 def _environment(runs: Sequence[Result]) -> dict[str, str]:
     """Return when the runs started, and the commits, packages and platforms that they recorded, by name."""
-    records = [_record(Path(run["folder"])) for run in runs]
-    dates = sorted({str(record["started"])[:10] for record in records if record.get("started")})
-    packages: dict[str, dict[str, None]] = {}
-    for record in records:
-        versions = {
-            "python": record.get("python"),
-            **(record.get("packages") or {}),
-            "platform": record.get("platform"),
-        }
-        for name, version in versions.items():
-            packages.setdefault(name, {}).update({str(version): None} if version else {})
-    commits = dict.fromkeys(str(record.get("commit")) for record in records if record.get("commit"))
-    facts = {"date": " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "", "commit": ", ".join(commits)}
-    facts |= {name: ", ".join(texts) for name, texts in packages.items()}
-    return {name: text or "not recorded" for name, text in facts.items()}
-
-
-def _record(folder: Path) -> Mapping[str, Any]:
-    """Return the environment that a run recorded; empty if it is gone or damaged."""
-    with suppress(OSError, ValueError):
-        record = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-        if isinstance(record, dict) and isinstance(record.get("packages") or {}, dict):
-            return record
-    return {}
+    values: dict[str, dict[str, None]] = {"date": {}, "commit": {}}
+    for run in runs:
+        record: Any = {}
+        with suppress(OSError, ValueError):  # it is gone or damaged
+            record = json.loads((Path(run["folder"]) / "environment.json").read_text(encoding="utf-8"))
+        record = record if isinstance(record, dict) else {}
+        packages = record.get("packages") if isinstance(record.get("packages"), dict) else {}
+        facts = {"date": str(record.get("started") or "")[:10], "commit": record.get("commit")}
+        facts |= {"python": record.get("python"), **packages, "platform": record.get("platform")}
+        for name, value in facts.items():
+            values.setdefault(name, {}).update({str(value): None} if value else {})
+    dates = sorted(values["date"])
+    texts = {name: ", ".join(of_name) for name, of_name in values.items()}
+    texts["date"] = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
+    return {name: text or "not recorded" for name, text in texts.items()}
 
 
 def _account(table: ResultTable) -> dict[str, list[tuple[str, str, list[str]]]]:
     """Return, by task, what the runs read: topic, text and warnings, each combination once."""
     accounts: dict[str, dict[tuple[str, str], list[str]]] = {}
-    for row in table.rows:
-        for task, cell in row.cells.items():
-            for run in (run for point in cell.points for run in point.runs):
-                entries = run.get("account")
-                for entry in entries if isinstance(entries, list) else ():
-                    if isinstance(entry, dict) and entry.get("topic") != "scores":  # the notes have these
-                        warnings = entry.get("warnings")
-                        name = (str(entry.get("topic")), str(entry.get("text")))
-                        of_task = accounts.setdefault(task, {})
-                        of_task.setdefault(name, [str(w) for w in warnings] if isinstance(warnings, list) else [])
+    cells = [(task, cell) for row in table.rows for task, cell in row.cells.items()]
+    for task, run in ((task, run) for task, cell in cells for point in cell.points for run in point.runs):
+        for entry in run.get("account") or ():
+            if entry.get("topic") != "scores":  # the notes have these
+                warnings = [str(warning) for warning in entry.get("warnings") or ()]
+                accounts.setdefault(task, {}).setdefault((str(entry.get("topic")), str(entry.get("text"))), warnings)
     return {task: [(*name, warnings) for name, warnings in of_task.items()] for task, of_task in accounts.items()}
 
 
 def _embedded(files: Sequence[Path]) -> list[tuple[str, str]]:
-    """Return name and content of the files that exist."""
-    return [(file.stem, _data_url(file)) for file in files if file.is_file()]
-
-
-def _data_url(file: Path) -> str:
-    media_type = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-    return f"data:{media_type};base64,{base64.b64encode(file.read_bytes()).decode()}"
+    """Return name and content, as the address of an image, of the files that exist."""
+    types = {file: mimetypes.guess_type(file.name)[0] or "application/octet-stream" for file in files if file.is_file()}
+    return [(f.stem, f"data:{type_};base64,{base64.b64encode(f.read_bytes()).decode()}") for f, type_ in types.items()]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distill_runner.common.errors import format_value, quantity
-from distill_runner.report.collect import Result, data_of, is_scored, label, stage_of
+from distill_runner.report.collect import Result, data_of, label, stage_of
 from distill_runner.report.identity import BUDGET, Identity, identity_of
 
 OVERALL = ("source", "num_layers", "width", "init", "teacher")
@@ -46,11 +46,7 @@ Facets = dict[str, Facet]
 
 @dataclass(frozen=True)
 class RowKey:
-    """What all runs of a row have in common; ``settings`` are those of their identity.
-
-    For a result of an older version, whose settings are not known, it is the key of the run, so that its row is its
-    own. For an unfinished run whose settings are not known, it is None.
-    """
+    """What all runs of a row have in common; ``settings`` are those of their identity, None if it is not known."""
 
     method: str
     task: str
@@ -67,24 +63,29 @@ def row_names(results: Sequence[Result], places: Sequence[Hashable] | None = Non
         places: place of each result, such as its tick on an axis, if places already separate the results. Facets that
             follow from the place are left out of the names.
     """
-    identities = [identity_of(result) for result in results]
-    keys = [
-        RowKey(label(result), result["task"], place, _settings_key(result, identity))
-        for result, identity, place in zip(results, identities, places or [None] * len(results), strict=True)
-    ]
-    facets = list(map(_facets, results, identities))
-    rows: dict[RowKey, Facets] = {}
-    for key, of_run, identity in zip(keys, facets, identities, strict=True):
-        if identity is not None:
-            rows.setdefault(key, of_run)
+    keys, facets, rows = list[RowKey](), list[Facets](), dict[RowKey, Facets]()
+    for result, place in zip(results, places or [None] * len(results), strict=True):
+        identity = identity_of(result)
+        settings = frozenset(identity.row.items()) if identity else None
+        keys.append(RowKey(label(result), result["task"], place, settings))
+        facets.append(_facets(result, identity))
+        if identity:
+            rows.setdefault(keys[-1], facets[-1])
     names, of_runs = _names(rows), []
     for key, of_run in zip(keys, facets, strict=True):
         if key.settings is None:
-            matches = [row for row in rows if _is_compatible(key, of_run, row, rows[row])]
+            place = (key.method, key.task, key.place)
+            candidates = [row for row in rows if (row.method, row.task, row.place) == place]
+            # A student with new weights has no source, which reads like an unknown one: ``init`` must agree too.
+            shared = [{*OVERALL} & of_run.keys() & rows[row].keys() for row in candidates]
+            matches = [
+                row
+                for row, facets_of_both in zip(candidates, shared, strict=True)
+                if all(of_run[name].words == rows[row][name].words for name in facets_of_both)
+            ]
             key = matches[0] if len(matches) == 1 else key
-        unknown = key.method if key.settings is None else f"{key.method}, run {key.settings}"
-        is_taken = key not in names and any(row.task == key.task and names[row] == unknown for row in rows)
-        of_runs.append(names.get(key, f"{unknown}, settings unknown" if is_taken else unknown))
+        is_taken = key not in names and any(row.task == key.task and names[row] == key.method for row in rows)
+        of_runs.append(names.get(key, f"{key.method}, settings unknown" if is_taken else key.method))
     return of_runs
 
 
@@ -95,7 +96,7 @@ def differences(first: Result, second: Result) -> list[str]:
     """
     identities = [identity_of(result) for result in (first, second)]
     if None in identities:
-        return ["settings that are not known, since one result is of an older version"]
+        return ["settings that are not known"]
     one, other = (identity for identity in identities if identity)
     facets = [
         _facets(result, replace(identity, row=identity.row | identity.grid))
@@ -120,22 +121,6 @@ def differences(first: Result, second: Result) -> list[str]:
         if a != b:
             texts.append(f"{a.words} / {b.words.removeprefix(f'{name} ')}")
     return texts
-
-
-def _settings_key(result: Result, identity: Identity | None) -> Hashable:
-    if identity is not None:
-        return frozenset(identity.row.items())
-    return result.get("key") or result.get("folder") if is_scored(result) else None
-
-
-def _is_compatible(key: RowKey, facets: Facets, other: RowKey, other_facets: Facets) -> bool:
-    """Whether a run whose settings are not known agrees with a row in all facets known of both.
-
-    A student with new weights has no source, which reads like an unknown one. So the initialization must agree too.
-    """
-    same = (key.method, key.task, key.place) == (other.method, other.task, other.place)
-    shared = facets.keys() & other_facets.keys() & {*OVERALL}
-    return same and all(facets[name].words == other_facets[name].words for name in shared)
 
 
 def _names(rows: Mapping[RowKey, Facets]) -> dict[RowKey, str]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import chain
 from math import inf, isnan
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distill_runner.report import published
 from distill_runner.report.collect import (
@@ -27,9 +27,31 @@ from distill_runner.report.identity import TEACHER, identity_of
 from distill_runner.report.row_names import row_names
 from distill_runner.report.statistics import Spread
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 AVERAGE, TEST = "average", "test"
 GRID, GRID_MEAN, ELSEWHERE = "best of grid", "best mean of grid", "chosen by {}"
 """How the point of a grid was chosen: by the scores that the table shows, or by other scores of the same runs."""
+
+
+def frame(results: Iterable[Result]) -> "pd.DataFrame":
+    """Return a data frame with a row for each run of a student: names, scores times 100, cost, and a column a setting.
+
+    The column ``row`` is the name of the row of a table that the run belongs to, ``label`` its method with mapping and
+    attention. Columns of settings have the setting's key, such as ``optim.lr``.
+    """
+    import pandas as pd
+
+    names = ("task", "method", "mapping", "teacher", "seed", "status", "metric", "best_epoch", "seconds", "folder")
+    students, rows = [result for result in results if result.get("stage", "student") == "student"], []
+    for result, row_name in zip(students, row_names(students), strict=True):
+        scores = {"score": result.get("score"), "teacher_score": result.get("teacher_score")}
+        scores |= {f"metrics.{name}": value for name, value in (result.get("metrics") or {}).items()}
+        row = {"row": row_name, "label": label(result)} | {name: result.get(name) for name in names}
+        row |= {name: None if value is None else 100 * value for name, value in scores.items()}
+        rows.append(row | {"num_layers": (result.get("student") or {}).get("num_layers")} | {**settings(result)})
+    return pd.DataFrame(rows)
 
 
 def varied(runs: Sequence[Mapping[str, Any]]) -> list[str]:
