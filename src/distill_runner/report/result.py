@@ -2,7 +2,6 @@
 
 import platform
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,7 +11,6 @@ from distill_runner.common.assumptions import applied_assumptions
 from distill_runner.common.errors import format_value
 from distill_runner.common.hub import is_hub_id
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.methods.config import MethodConfig
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.inputs import hub_commits
@@ -25,7 +23,6 @@ from distill_runner.report.scores import (
     scores_on_tests,
     scores_on_validation,
 )
-from distill_runner.training.config import Optim
 
 PACKAGES = (
     "distill-run",
@@ -52,7 +49,12 @@ def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -
     """
     measured = measured_stage(stage, pipeline)
     assert measured is not None
-    description, task = describe_run(run), stage.config.task
+    description, task, teacher = describe_run(run), stage.config.task, stage.first_teacher
+    teacher_model = None
+    if teacher and teacher.config.prediction_source is None:
+        teacher_model = {name: getattr(teacher.shape, name) for name in ("num_layers", "width", "model_type")}
+    roots = (stage.root, *([teacher.root] if teacher else []))
+    hub_ids = (source for root in roots if (source := root.config.model.source) and is_hub_id(source))
     return {
         **recorded_identity(stage, measured["conditions"]),
         "status": "done",
@@ -67,9 +69,9 @@ def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -
         "steps": measured["step"],
         "steps_in_all": _steps_in_all(stage, pipeline),
         "history": measured["epochs"],
-        "teacher": run.teacher.name if stage.first_teacher else None,
-        "base_model": _base_model(stage),
-        "teacher_model": _teacher_model(stage),
+        "teacher": run.teacher.name if teacher else None,
+        "base_model": next((source.partition("@")[0] for source in hub_ids), None),
+        "teacher_model": teacher_model,
         "student": measured["shape"] | description["student"],
         "num_params": measured["num_params"],
         "examples_per_second": measured["examples_per_second"],
@@ -95,36 +97,19 @@ def _steps_in_all(stage: Stage, pipeline: Pipeline) -> int | None:
     return None if earlier is None or measured is None else earlier + measured["step"]
 
 
-def _teacher_model(stage: Stage) -> dict[str, Any] | None:
-    """Return the size and type of the teacher; None without a teacher that is one model."""
-    teacher = stage.first_teacher
-    if teacher is None or teacher.config.prediction_source is not None:
-        return None
-    return {name: getattr(teacher.shape, name) for name in ("num_layers", "width", "model_type")}
-
-
-def _base_model(stage: Stage) -> str | None:
-    """Return the hub id that the student's weights come from, else that of its teacher's weights, else None."""
-    first = stage.first_teacher
-    for root in (stage.root, first.root if first else stage.root):
-        source = root.config.model.source
-        if source and is_hub_id(source):
-            return source.partition("@")[0]
-    return None
-
-
 def describe_run(run: RunConfig) -> dict[str, Any]:
     """Return what is known of a run before it starts, so that runs that fail are described too."""
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
     layers = mapping_and_attention(student.method)
+    transfers = (stage.transfer for stage in run.stages.values() if stage.transfer)
     return {
         "stage": run.stage,
         "task": data.name,
         "dataset": student.task.dataset if student.task else None,
         "data": student.task.data_summary if student.task else None,
-        "transfer": _transfer(run),
+        "transfer": next(({"name": one.name, "size": one.size} for one in transfers), None),  # size None: the whole set
         "method": run.method,
         "mapping": layers.get("mapping"),
         "attention": layers.get("attention"),
@@ -145,17 +130,13 @@ def settings_of(run: RunConfig) -> dict[str, Any]:
     settings, name, stages = dict[str, Any](), "student", {**run.stages}
     while name != "teacher" and (config := stages.pop(name, None)):
         prefix = "" if name == "student" else f"{name}."
-        training = {**_training_settings(config.method, config.optim), "select": config.select}
-        settings |= {f"{prefix}{key}": value for key, value in training.items()}
+        method = config.method
+        terms = {key: {"term": term.term, **term.options, "weight": term.weight} for key, term in method.terms.items()}
+        schedule = {"schedule": method.schedule.model_dump(mode="json")} if method.schedule else {}
+        training = flat({**terms, **schedule, "optim": config.optim.model_dump(mode="json"), "select": config.select})
+        settings |= {f"{prefix}{key}": value for key, value in training}
         name = (config.model.source or "").removeprefix(STAGE)
     return settings
-
-
-def _training_settings(method: MethodConfig, optim: Optim) -> dict[str, Any]:
-    """Return the options of loss terms, their schedule and the optimizer, by dotted name."""
-    terms = {key: {"term": term.term, **term.options, "weight": term.weight} for key, term in method.terms.items()}
-    schedule = {"schedule": method.schedule.model_dump(mode="json")} if method.schedule else {}
-    return dict(flat({**terms, **schedule, "optim": optim.model_dump(mode="json")}))
 
 
 def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
@@ -172,12 +153,6 @@ def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
     return {"init": init, "source": source, **{name: size for name, size in sizes.items() if size}}
 
 
-def _transfer(run: RunConfig) -> dict[str, Any] | None:
-    """Return name and size of the transfer set, from the first stage that has one; size None means the whole set."""
-    used = (stage.transfer for stage in run.stages.values() if stage.transfer)
-    return next(({"name": transfer.name, "size": transfer.size} for transfer in used), None)
-
-
 def stage_assumptions(stage: Stage) -> list[str]:
     """Return the assumptions of a run, each with the names of the stages that make it."""
     lines: dict[str, list[str]] = {}
@@ -186,15 +161,11 @@ def stage_assumptions(stage: Stage) -> list[str]:
             text = f"{applied.assumption.text} ({applied.assumption.source})"
             lines.setdefault(f"{applied.key}={format_value(applied.value)}: {text}", []).append(part.name)
     options = [f"{line} [{', '.join(dict.fromkeys(names))}]" for line, names in lines.items()]
-    return [*options, *_data_assumptions(stage)]
-
-
-def _data_assumptions(stage: Stage) -> Iterator[str]:
-    """Yield the assumptions that follow from the run's data and teacher, not from an option that declares them."""
-    if teacher := stage.first_teacher:
-        yield f"teacher.seed={teacher.config.seed}: one teacher for all students"
-    if stage.config.task:
-        yield f"task.select_on={stage.config.task.select_on}: the split whose first metric selects the epoch"
+    if teacher := stage.first_teacher:  # these two follow from the run's teacher and data, no option declares them
+        options.append(f"teacher.seed={teacher.config.seed}: one teacher for all students")
+    if task := stage.config.task:
+        options.append(f"task.select_on={task.select_on}: the split whose first metric selects the epoch")
+    return options
 
 
 # --- Environment
