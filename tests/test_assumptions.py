@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from distill_runner.api import composed
-from distill_runner.common.assumptions import ANY_VALUE, applied_assumptions, schema_assumptions
+from distill_runner.common.assumptions import ANY_VALUE, schema_assumptions
 from distill_runner.compose.folders import config_folder
-from distill_runner.compose.run_config import DECLARING, RunConfig, assumptions_of_files, resolved_settings, typed_run
+from distill_runner.compose.run_config import DECLARING, RunConfig, assumptions_of_files, resolved_settings
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.result import stage_assumptions
 from docs._ext.assumptions_page import page, parts
@@ -46,34 +46,6 @@ def test_a_run_lists_those_that_apply_to_it(overrides: tuple[str, ...], expected
     found = of(compose, *overrides)
     for beginning in expected:
         assert any(line.startswith(beginning) for line in found), (beginning, found)
-
-
-def test_no_other_is_listed(compose: Compose) -> None:
-    assert not any("scale_by_t2" in line or "mapping" in line for line in of(compose, "method=nkd"))
-    assert not any("mapping.rule" in line for line in of(compose, "method=alp", "mapping=all"))
-
-
-def test_values_are_those_of_the_run_and_stages_are_named(compose: Compose) -> None:
-    found = of(compose, "method=prokd", "loss.over_classes=mean")
-    assert any(line.startswith("logits.over_classes=mean: ") and line.endswith("[phase1]") for line in found)
-
-
-def test_an_option_with_another_value_is_not_said_to_have_the_default(compose: Compose) -> None:
-    """A result would list "scale_by_t2=false: the term is multiplied by T^2"."""
-    found = of(compose, "method=rkd", "loss.kd.scale_by_t2=false")
-    assert not any("T^2" in line for line in found)
-
-
-def test_files_of_tasks_and_corpora_declare_some() -> None:
-    def of_files(*overrides: str) -> list[str]:
-        run = typed_run(composed(*overrides))
-        return [f"{one.key}={one.value}" for stage in run.stages.values() for one in applied_assumptions(stage)]
-
-    found = of_files("task=wnli", "method=pdf", "corpus=roberta")
-    assert {"task.max_length=128", "task.epochs=20", "corpus.name=roberta"} <= set(found)
-    assert "corpus.parts.books.rows_per_document=100" in found
-    assert not {"task.epochs=20", "corpus.name=roberta"} & set(of_files("task=rte", "method=alp", "corpus=roberta"))
-    assert "corpus.exponent=0.7" not in of_files("method=pdf", "corpus=multilingual", "corpus.exponent=null")
 
 
 @pytest.mark.parametrize(
@@ -188,20 +160,3 @@ def test_the_budgets_of_pro_kds_recipes_are_those_that_the_text_derives() -> Non
             phases = recipe["prokd"][task]
             total = phases["tau_max"] * phases["increment"] + phases["warmup"] + phases["epochs"]
             assert recipe["every"][task]["epochs"] == total, (name, task)
-
-
-def test_a_run_lists_no_assumption_of_a_stage_that_it_does_not_have(
-    compose: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A student without pre-training would have assumptions about the lengths of pre-training."""
-    from distill_runner.running import run_stage
-
-    for method, listed in (("basic", False), ("pf", True)):
-        caplog.clear()
-        run = compose(f"method={method}", "student=fresh_tiny", "corpus.max_length=24", "plan=true")
-        stages = {name: {"corpus": {"max_length": 24}} for name in ("pretrain", "student")}
-        assumed = {"assumptions": {"stages.pretrain.corpus.max_length": "one length"}}
-        settings = {"recipe": {"paper": "paper"}, "pretraining": assumed, "stages": stages}
-        with caplog.at_level("INFO"):
-            run_stage(run, tmp_path, settings)
-        assert ("stages.pretrain.corpus.max_length=24: one length (paper)" in caplog.text) == listed

@@ -18,7 +18,7 @@ from distill_runner.report.published import Quantity, cells
 from distill_runner.report.rows import ResultTable, tabulate
 from distill_runner.report.scores import scores_on_validation
 from distill_runner.tasks import make_task
-from helpers.fake_results import point, predicted, with_specs
+from helpers.fake_results import point, predicted
 
 
 def enumerated(text: str) -> list[str]:
@@ -200,21 +200,6 @@ def test_a_grid_chooses_by_validation_and_shows_the_test_score_of_its_choice() -
     assert singles == [{"rte": pytest.approx(72)}, {"rte test": pytest.approx(54)}]
 
 
-def test_languages_show_the_point_that_their_mean_chose() -> None:
-    """Each language of a grid used to show the best point of its own, which is no model that anyone could take."""
-    runs = [
-        result("mlqa", 1, 0, {"en": 0.9, "de": 0.1}, None) | {"settings": {"optim.lr": 1e-5}, "key": "a"},
-        result("mlqa", 1, 0, {"en": 0.8, "de": 0.6}, None) | {"settings": {"optim.lr": 2e-5}, "key": "b"},
-    ]
-    runs = [with_specs({name: value for name, value in run.items() if name != "specs"}) for run in runs]
-    (row,) = tabulate(runs).rows
-    assert {task: (cell.kind, round(cell.value or 0)) for task, cell in row.cells.items()} == {
-        "mlqa": ("best of grid", 70),
-        "mlqa_en": ("chosen by mlqa", 80),
-        "mlqa_de": ("chosen by mlqa", 60),
-    }
-
-
 def test_other_test_examples_make_a_row_of_their_own() -> None:
     """Two seeds on different test files under one name are no mean; the validation column is not concerned."""
     same = tabulate([of_test_split(0.5, seed=1), of_test_split(0.7, seed=2)])
@@ -223,15 +208,6 @@ def test_other_test_examples_make_a_row_of_their_own() -> None:
     by_column = {task: [row.cells[task] for row in other.rows if row.cells[task].points] for task in other.tasks}
     assert [cell.value for cell in by_column["rte test"]] == [pytest.approx(50), pytest.approx(70)]
     assert [len(cell.points[0].runs) for cell in by_column["rte"]] == [2]
-
-
-def test_of_one_run_in_two_folders_the_one_with_a_test_score_counts() -> None:
-    """A finished run got its test score later, in another folder."""
-    with_test = of_test_split(0.5)
-    without = {name: value for name, value in with_test.items() if name != "test"}
-    for runs in ([without, with_test], [with_test, without]):
-        (row,) = tabulate(runs).rows
-        assert [len(cell.points[0].runs) for cell in row.cells.values()] == [1, 1]
 
 
 def test_a_comparison_on_test_splits_reads_their_predictions(tmp_path: Path) -> None:

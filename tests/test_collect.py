@@ -10,7 +10,7 @@ import pytest
 
 from distill_runner import api
 from distill_runner.pipeline.status import locked_run, write_status
-from distill_runner.report.collect import read_result, read_results
+from distill_runner.report.collect import read_results
 from helpers.fake_results import failed, result, run_folder
 
 DONE = failed(status="done", error=None)
@@ -24,21 +24,12 @@ def test_finished_and_unfinished_runs_in_the_order_of_their_names(tmp_path: Path
     assert list(statuses.items()) == [("a", "done"), ("b", "paused"), ("c", "failed")]
 
 
-def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, "a", result=result(), status=DONE)
-    assert len(read_results([tmp_path, folder, folder])) == 1
-
-
 @pytest.mark.parametrize("content", ['{"status": "do', "[1, 2]", "null", "{}", "\x00\x01", {"status": "failed"}])
 def test_what_is_no_result_is_left_out(tmp_path: Path, content: Any, caplog: pytest.LogCaptureFixture) -> None:
     run_folder(tmp_path, "whole", result=result(), status=DONE)
     run_folder(tmp_path, "other", status=content)
     assert len(read_results([tmp_path])) == 1
     assert "other is left out: it holds no complete result" in caplog.text
-
-
-def test_a_score_that_is_no_number_is_no_result(tmp_path: Path) -> None:
-    assert read_result(run_folder(tmp_path, "a", result=result(score="high"), status=DONE)) is None
 
 
 @pytest.mark.parametrize("content", ['{"status": "do', "[1, 2]", "{}", "\x00\x01", ""])

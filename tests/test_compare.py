@@ -1,7 +1,6 @@
 """Two rows against each other: what is paired, and what is said where nothing can be."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.report.compare import CLUSTERED, Comparison, Predictions, compare
+from distill_runner.report.compare import Comparison, compare
 from distill_runner.report.comparison_text import as_mapping, conclusion_text, sentence
 from distill_runner.report.resampling import paired_scores
 from distill_runner.report.rows import SettingScores, tabulate
@@ -58,24 +57,6 @@ def test_questions_about_one_context_are_drawn_together(tmp_path: Path) -> None:
     assert found.examples is not None
     assert found.examples.difference == pytest.approx(runs[0]["score"] - runs[1]["score"])
     assert "over 40 examples in 10 clusters: 95% [" in sentence(found)
-
-
-def test_f1_of_entities_comes_from_kept_counts(tmp_path: Path) -> None:
-    """A score that is a ratio of sums has no score for each example; a mean of their F1 would be another number."""
-    runs = []
-    for name, correct, changes in (("alp", 3, {}), ("rkd", 2, RKD)):
-        counts = np.tile([correct, 4, 3], (40, 1))
-        counts[0] = [0, 9, 1]
-        tp, predicted_entities, actual = counts.sum(axis=0)
-        score = 2 * tp / (predicted_entities + actual)
-        run = predicted(tmp_path, name, LABELS, LABELS, **changes) | {"score": score, "metric": "f1"}
-        kept: dict[str, Any] = {"counts-f1": counts, "clusters": np.arange(40)}
-        np.savez(Path(run["folder"]) / "predictions-validation.npz", **kept)
-        runs.append(run)
-    found = compared(*runs)
-    assert found.examples is not None
-    # 39 of 40 sentences with 3 or 2 of 4 predicted and 3 actual entities: 2 * 117 / 283 and 2 * 78 / 283.
-    assert found.examples.difference == pytest.approx(2 * (117 - 78) / 283)
 
 
 def seeds_of(folder: Path, name: str, wrong: int, **changes: Any) -> list[dict[str, Any]]:
@@ -132,15 +113,6 @@ def test_equal_predictions_are_the_same_within_what_the_examples_allow(tmp_path:
     assert high > 0.004
 
 
-def test_a_look_before_costs(tmp_path: Path) -> None:
-    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
-    once, again = (compare(tabulate(runs), ("alp", "rkd"), looks=looks)[0] for looks in (1, 2))
-    assert once.methods is not None
-    assert again.methods is not None
-    assert again.methods.p == pytest.approx(2 * once.methods.p)
-    assert "over seeds and examples: 97.5% [" in sentence(again)
-
-
 def test_seeds_of_one_distillation_are_not_seeds_of_the_method(tmp_path: Path) -> None:
     """Five fine-tunings of one distillation say nothing about another distillation; the conclusion says so."""
     source = {"source": "stage:distil"}
@@ -175,14 +147,6 @@ def test_predictions_that_hardly_differ_have_no_resampled_interval(tmp_path: Pat
     assert found.examples is not None
     assert found.examples.differing == 2
     assert "over 40 examples: 95% [-10.38, +18.81], p 0.5000 (exact)" in sentence(found)
-
-
-def test_p_values_over_seeds_are_told() -> None:
-    scores = {1: (0.62, 0.60), 2: (0.64, 0.60), 3: (0.66, 0.60)}
-    runs = [point(seed=seed, score=alp) for seed, (alp, _) in scores.items()]
-    runs += [point(seed=seed, score=rkd, **RKD) for seed, (_, rkd) in scores.items()]
-    # Differences 2, 4, 6, as in test_statistics but for a factor: p = 0.0742.
-    assert "alp all against rkd on rte: +4.00 accuracy; t-test over 3 seeds: p 0.0742" in sentence(compared(*runs))
 
 
 def test_one_seed_has_no_t_test_and_lost_predictions_no_bootstrap(tmp_path: Path) -> None:
@@ -226,22 +190,6 @@ def test_languages_of_equal_scores_are_not_confused(tmp_path: Path) -> None:
         assert found.examples == paired_scores("accuracy", first, second, LABELS).test(), found.task
 
 
-def test_other_examples_cannot_be_paired(tmp_path: Path) -> None:
-    alp = predicted(tmp_path, "a", wrong_at(1), LABELS)
-    rkd = predicted(tmp_path, "r", 1 - wrong_at(1), 1 - LABELS, **RKD)
-    assert (
-        "no test over examples: their examples, or the numbers of their classes, differ" in compared(alp, rkd).remarks
-    )
-
-
-def test_the_best_of_a_grid_is_no_honest_sample(tmp_path: Path) -> None:
-    alp = [predicted(tmp_path, f"a{n}", wrong_at(*range(n)), LABELS, lr=n * 1e-5) for n in (1, 2, 3)]
-    rkd = predicted(tmp_path, "r", wrong_at(5, 6), LABELS, **RKD)
-    assert compared(*alp, rkd).remarks[-1] == (
-        "the best of 3 and of 1 points were chosen on these examples: p is too small"
-    )
-
-
 def test_p_values_of_a_table_are_corrected_together() -> None:
     scores = {
         "alp": (0.62, 0.64, 0.66),
@@ -274,12 +222,6 @@ def test_p_values_of_a_table_are_corrected_together() -> None:
     assert "t-test over 3 seeds: p < 0.0001" in sentence(replace(every[0], seeds_p=3e-7))
 
 
-def test_a_point_that_cannot_run_does_not_hide_the_row_of_its_method() -> None:
-    """Such a point is a row ``alp`` without its mapping, beside the row ``alp all``."""
-    refused = failed(mapping=None, attention=None, key="-", settings=None)
-    assert compared(point(), refused, point(**RKD, score=0.5)).first == "alp all"
-
-
 def test_what_has_not_finished_or_has_another_metric_is_told() -> None:
     assert compared(point(), failed(**RKD)).remarks == ("rkd is failed",)
     runs = [point(), point(task="cola", metric="matthews"), point(task="cola", **RKD, metric="matthews")]
@@ -303,20 +245,6 @@ def test_rows_that_cannot_be_found(names: tuple[str, ...], said: str) -> None:
     table = tabulate([result(), result(mapping="po"), result(**RKD)])
     with pytest.raises(UserError, match=said):
         compare(table, names)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--margin", "0"], "--margin=0: must be a positive number"),
-        (["--margin", "half"], "--margin=half: must be a positive number"),
-        (["--margin", "inf"], "--margin=inf: must be a positive number"),
-        (["--looks", "0"], "--looks=0: must be a positive number"),
-    ],
-)
-def test_wrong_margins_and_looks_are_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        run_subcommand("compare", ["alp", "rkd", *arguments])
 
 
 def test_compare_writes_json_and_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,18 +275,6 @@ def test_a_point_chosen_by_another_metric_of_these_examples_is_optimistic(tmp_pa
     ]
     for found in compare(tabulate(runs), ("alp", "rkd")):
         assert found.is_selected, found.task
-
-
-def test_questions_on_one_text_by_a_metric_of_evaluate_are_not_drawn_apart(tmp_path: Path) -> None:
-    """Each question counted as an example of its own, and p was too small."""
-    runs = []
-    for name, changes in (("alp", {}), ("rkd", RKD)):
-        run = predicted(tmp_path, name, LABELS, LABELS, metric="evaluate:squad:f1", **changes)
-        kept: dict[str, Any] = {"items": LABELS, "references": LABELS, "clusters": np.arange(40) // 4}
-        np.savez(Path(run["folder"]) / "predictions-validation.npz", **kept)
-        runs.append(run)
-    predictions = Predictions.read(Path(runs[0]["folder"]) / "predictions-validation.npz", "evaluate:squad:f1")
-    assert predictions.source == CLUSTERED
 
 
 def test_draws_of_a_mapping_for_each_seed_are_no_seeds(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.report.curves import AXES, constant_cells, curve_cells, draw
+from distill_runner.report.curves import constant_cells, curve_cells
 from helpers.fake_results import failed, run_folder, with_specs
 
 
@@ -67,12 +67,6 @@ def test_a_row_without_a_place_is_a_level() -> None:
     assert constant_values([*RESULTS, *other], "transfer") == expected
 
 
-def test_shares_of_the_training_examples() -> None:
-    shares = [result("internal_2_0", 2, 128, share, settings={"share": share}) for share in (0.5, 1.0, 0.25)]
-    assert curve_cells([*shares, RESULTS[0]], "share")[0] == ["0.25", "0.5", "1"]
-    assert values(shares, "share") == {"internal_2_0": {"0.25": 25.0, "0.5": 50.0, "1": 100.0}}
-
-
 def test_updates_of_all_stages_that_gave_the_weights() -> None:
     """A distillation of 400 updates, one of 300 that continues from it, and students without either."""
     further = CHAIN | {"further.optim.max_steps": 300, "further.model.source": "stage:distil"}
@@ -86,17 +80,6 @@ def test_updates_of_all_stages_that_gave_the_weights() -> None:
     assert curve_cells(found, "updates")[0] == ["400", "700"]
     assert values(found, "updates") == {"minilmv2": {"400": 50.0, "700": 60.0}}
     assert constant_values(found, "updates") == {"basic": 40.0, "pf": 30.0}
-
-
-def test_a_transfer_set_has_no_share_of_labelled_examples() -> None:
-    shares = [result("basic", 2, 128, share, settings={"share": share}) for share in (0.5, 1.0)]
-    unlabelled = [
-        result("kd", 2, 128, score, seed=seed, transfer={"name": "imdb", "size": 500}, settings={"share": 1.0})
-        for seed, score in enumerate((0.70, 0.72), 1)
-    ]
-    assert constant_values([*shares, *unlabelled], "share") == {"kd": 71.0}
-    assert values([*shares, *unlabelled], "share") == {"basic": {"0.5": 50.0, "1": 100.0}}
-    assert constant_cells([*shares, *unlabelled], "size") == {}
 
 
 def test_places_may_be_put_in_order() -> None:
@@ -132,14 +115,6 @@ def test_a_run_of_two_folders_counts_once_and_what_goes_with_a_method_names_noth
     (_, found) = curve_cells([*runs, dict(runs[0])], "size")
     assert list(found) == ["pd", "kd"]
     assert {cell.kind for cells in found.values() for cell in cells.values()} == {""}
-
-
-@pytest.mark.parametrize("by", AXES)
-def test_a_picture_is_drawn(by: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    distilled = result("minilmv2", 2, 128, 0.5, student=DISTILLED, settings=CHAIN)
-    draw([*RESULTS, result("pd", 2, 128, 0.6, settings={"share": 0.5}), distilled], by, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_draws_the_runs_of_a_folder(tmp_path: Path) -> None:

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from distill_runner.commands.dashboard import CELL, as_json, dashboard, metric_names, terms
+from distill_runner.commands.dashboard import CELL, as_json, dashboard, metric_names
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.compose.folders import config_folder
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
-from distill_runner.tasks import TASK_TYPES
 
 TERMS = ["ce", "kd", "intermediate"]
 
@@ -36,10 +34,6 @@ def printed_spec(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[st
     run_subcommand("dashboard", ["--print", *arguments])
     spec: dict[str, Any] = json.loads(capsys.readouterr().out)
     return spec
-
-
-def test_the_terms_are_those_of_the_shipped_methods() -> None:
-    assert set(TERMS) <= set(terms(config_folder()))
 
 
 def test_print_needs_no_account(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,28 +70,6 @@ def test_panels() -> None:
     lr, temperature = (panel["config"] for panel in sections["Hyper-parameters"][:2])
     assert (lr["xAxis"], lr["xAxisLogScale"], lr["yAxis"]) == ("summary:settings/optim/lr", True, "summary:score")
     assert (temperature["xAxis"], "xAxisLogScale" in temperature) == ("summary:settings/kd/temperature", False)
-
-
-def test_metrics_of_all_task_types_have_a_curve() -> None:
-    sections = panels(json.loads(as_json(dashboard("pilot", "me", None, TERMS))))
-    curves = {metric for panel in sections["Scores by epoch"] for metric in panel["config"]["metrics"]}
-    for name, task in TASK_TYPES.items():
-        assert {f"validation/{metric}" for metric in task.metric_functions} <= curves, name
-    assert {"validation/f1", "validation/precision", "validation/recall"} <= curves, "entities"
-
-
-def test_the_library_reads_it_back() -> None:
-    from wandb_workspaces.workspaces import Workspace, internal
-
-    view = dashboard("pilot", "me", "demo", TERMS)
-    spec = internal.WorkspaceViewspec.model_validate_json(as_json(view))
-    model = internal.View(entity="me", project="pilot", display_name="x", name="", id="", spec=spec)
-    again = Workspace._from_model(model)
-    assert [section.name for section in again.sections] == [section.name for section in view.sections]
-    assert [[type(panel) for panel in section.panels] for section in again.sections] == [
-        [type(panel) for panel in section.panels] for section in view.sections
-    ]
-    assert json.loads(as_json(again)) == json.loads(as_json(view))
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Figures: what they draw is read back from their axes, and what they write is a picture, the same each time."""
 
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill_runner.report import figures
 from distill_runner.report.compare import Comparison
 from distill_runner.report.figures import (
     BEST,
@@ -25,7 +22,6 @@ from distill_runner.report.figures import (
     hyper_parameter_figure,
     hyper_parameters,
     score_figure,
-    varying,
     write_pictures,
 )
 from distill_runner.report.statistics import MethodTest
@@ -88,14 +84,6 @@ def test_curves_are_means_over_seeds() -> None:
     np.testing.assert_allclose(np.asarray(line.get_xydata()), [[1, 40], [2, 70]])
     assert epoch_figure(runs) is None, "the third has one epoch before its NaN"
     assert epoch_figure([result(), result(seed=2, history=[{"f1": 0.5}] * 3)]) is None
-
-
-def test_what_varies_between_methods_only_is_no_search() -> None:
-    fast = {"optim.lr": 5e-5}
-    assert varying([result(), result(fast, **ALP)]) == []
-    assert varying([result(), result(fast, **ALP), result(**ALP)]) == ["optim.lr"]
-    assert varying([result(seed=1), result(seed=2)]) == [], "a seed is not chosen"
-    assert varying(GRID) == VARIED
 
 
 def test_lines_join_best_and_median_at_each_value() -> None:
@@ -172,12 +160,6 @@ def test_the_same_bytes_whatever_the_reader_has_set(tmp_path: Path) -> None:
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in again]
 
 
-def test_matplotlib_is_imported_by_the_first_figure_only() -> None:
-    code = f"import sys, {figures.__name__}; sys.exit('matplotlib' in sys.modules)"
-    source = str(Path(figures.__file__).parents[3])
-    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": source}).returncode == 0
-
-
 def comparison(second: str, difference: float, seed_variance: float, task: str = "sst2") -> Comparison:
     methods = MethodTest(difference / 100, 5, seed_variance / 1e4, 1e-6)
     return Comparison("skip", second, task, (), "accuracy", difference, methods=methods, margin=1.0)
@@ -201,11 +183,6 @@ def test_a_forest_plot_has_differences_intervals_and_the_margin() -> None:
         assert [*ends] == pytest.approx([100 * bound for bound in pair.methods.interval])
     (band,) = panel.patches
     assert [*band.get_extents().transformed(panel.transData.inverted()).intervalx] == pytest.approx([-1.0, 1.0])
-
-
-def test_a_forest_plot_has_a_panel_for_each_task() -> None:
-    figure = comparison_figure([comparison("last", 1.0, 0.1, task) for task in ("sst2", "rte")])
-    assert [panel.get_title() for panel in figure.axes] == ["sst2", "rte"]
 
 
 def test_a_panel_has_the_curve_of_its_split() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.report.formats import COLUMNS, as_csv, latex, markdown, write_report
+from distill_runner.report.formats import as_csv, latex, markdown, write_report
 from distill_runner.report.page import html
 from distill_runner.report.rows import tabulate
 from helpers.fake_results import failed, point, result, run_folder
@@ -79,18 +79,6 @@ runs = st.lists(
     ),
     max_size=12,
 )
-
-
-@given(runs)
-def test_csv_round_trip(results: Sequence[dict[str, Any]]) -> None:
-    table = tabulate(results)
-    read = list(csv.DictReader(io.StringIO(as_csv(table))))
-    expected = {(row.name, task): cell.value for row in table.rows for task, cell in row.cells.items()}
-    found = {
-        (line["row"], line["task"]): float(line["value"]) if line["value"] else None for line in read if line["method"]
-    }
-    assert found == expected  # to the last bit
-    assert all(set(line) == set(COLUMNS) for line in read)
 
 
 class Balanced(HTMLParser):
@@ -169,18 +157,6 @@ def test_the_command_writes_every_format(tmp_path: Path, name: str) -> None:
     text = out.read_text()
     assert "65.0" in text
     assert "cola" not in text
-
-
-def test_the_command_draws_the_rows_of_the_table(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    files = [tmp_path / "first.png", tmp_path / "second.png"]
-    for file in files:
-        run_subcommand(
-            "table",
-            [str(runs_folder(tmp_path / file.stem)), "--format", "picture", "--out", str(file), "--task", "rte"],
-        )
-    assert files[0].read_bytes().startswith(b"\x89PNG")
-    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.mark.parametrize(

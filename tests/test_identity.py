@@ -224,7 +224,7 @@ def test_differences_between_methods_are_named(compose: Compose) -> None:
     other = compose("method=rkd", "optim.batch_size=8", "teacher.optim.lr=1e-4", "stages.student.share=0.5")
     assert differences(alp, same) == ["ce.weight 0.3 / 0.5"]
     assert differences(alp, finished(other)) == [
-        "no share / 0.5",
+        "share 1 / 0.5",
         "ce.weight 0.3 / 0.5",
         "optim.batch_size 16 / 8",
         "teacher.optim.lr 0.003 / 0.0001",

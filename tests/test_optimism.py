@@ -65,23 +65,12 @@ def test_the_difference_is_the_optimism_with_its_interval(results: list[dict[str
     assert any("chosen by these scores" in note for note in notes(table))
 
 
-def test_held_out_alone_is_no_choice_by_the_reported_scores(results: list[dict[str, Any]]) -> None:
-    table = tabulate(results[2:])
-    assert optimism(table) == []
-    assert not any("chosen by these scores" in note for note in notes(table))
-
-
 def test_the_figure_has_a_panel_for_runs_selected_on_held_out_examples(results: list[dict[str, Any]]) -> None:
     for chosen, shown in ((results, {"rte": 80, "rte, held out": 72}), (results[2:], {"rte, held out": 72})):
         panels = score_figure(chosen).axes
         marks = [next(line for line in panel.lines if line.get_label() == BEST) for panel in panels]
         found = {panel.get_title(): np.asarray(mark.get_xdata())[0] for panel, mark in zip(panels, marks, strict=True)}
         assert found == pytest.approx(shown)
-
-
-def test_a_score_of_zero_has_an_optimism(tmp_path: Path) -> None:
-    table = tabulate([run(tmp_path, 1e-5, 10), run(tmp_path, 1e-5, 0, held_out=0.9)])
-    assert {line.name: line for line in table_lines(table)[1]}["optimism"].text("rte") == "+10.00"
 
 
 def test_a_second_metric_that_a_paper_prints_has_a_column(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.config import parse_method
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.published import Quantity
-from distill_runner.report.result import describe_run, environment, settings_of
+from distill_runner.report.result import describe_run, environment
 from distill_runner.report.scores import _variant, published_number
 
 Compose = Callable[..., RunConfig]
@@ -86,16 +86,6 @@ def test_the_settings_of_a_method() -> None:
         "schedule.trains": "all",
         "schedule.trains_at_end": "head",
     }
-
-
-def test_a_run_of_another_variant_finds_none(compose: Compose) -> None:
-    assert published_number(compose("task=rte", "method=pkd", "mapping=all", tiny=False), stage(4), RTE) is None
-
-
-def test_settings_are_those_of_the_student_and_its_phases(compose: Compose) -> None:
-    settings = settings_of(compose("method=prokd"))
-    assert {"ce.weight": 1, "optim.lr": 3e-3, "phase1.logits.soften": "divide"}.items() <= settings.items()
-    assert not [name for name in settings if name.endswith("seed") or name.startswith("teacher")]
 
 
 DATA = {

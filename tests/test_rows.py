@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from distill_runner.report.lines import best_settings_text
 from distill_runner.report.rows import ResultCell, cell_of, tabulate
 from helpers.fake_results import failed, point, result, with_specs
 
@@ -46,30 +45,6 @@ def test_a_grid_of_several_seeds_is_chosen_by_its_means() -> None:
 def test_a_point_with_fewer_seeds_is_not_chosen() -> None:
     of = cell(point(1e-5, 1, 0.60), point(1e-5, 2, 0.62), point(2e-5, 1, 0.70))
     assert of.value == pytest.approx(61)
-
-
-def test_a_score_that_is_no_number_is_never_the_best() -> None:
-    assert cell(point(1e-5, score=float("nan")), point(2e-5, score=0.5)).value == 50
-
-
-def test_points_that_are_as_good_are_counted() -> None:
-    of = cell(point(1e-5, score=0.6), point(2e-5, score=0.7), point(5e-5, score=0.7))
-    assert best_settings_text(of) == "optim.lr 2e-05 (1 more with the same score)"
-
-
-@pytest.mark.parametrize(
-    ("statuses", "expected"),
-    [
-        ([], "not run"),
-        (["failed"], "failed"),
-        (["running", "failed"], "running"),
-        (["paused", "killed"], "killed"),
-        (["failed", "done"], "done"),
-    ],
-)
-def test_why_there_is_no_value(statuses: list[str], expected: str) -> None:
-    runs = [point(seed=n) if status == "done" else failed(seed=n, status=status) for n, status in enumerate(statuses)]
-    assert cell(*runs).status == expected
 
 
 def test_one_run_in_two_folders_counts_once_and_a_failure_since_mended_not_at_all() -> None:
@@ -123,13 +98,6 @@ def test_a_student_of_new_weights_is_not_named_by_its_architecture() -> None:
     ]
 
 
-def test_runs_that_ended_before_the_student_have_no_place() -> None:
-    teacher = {key: value for key, value in failed(key="2", stage="teacher").items() if key != "error"}
-    table = tabulate([result(key="1"), teacher | {"status": "done"}, failed(key="3", stage="teacher")])
-    (row,) = table.rows
-    assert [run["key"] for run in row.cells["rte"].unfinished] == ["3"]
-
-
 def distilled(**changes: Any) -> dict[str, Any]:
     """The settings of a student of MiniLMv2, whose distillation takes its rate from the student's."""
     settings = {"optim.lr": 1e-5, "distil.relations.heads": 48, "distil.optim.lr": 1e-5}
@@ -160,26 +128,6 @@ def test_other_stages_data_and_routes_make_rows_and_seeds_do_not() -> None:
     ]
 
 
-def test_a_budget_that_follows_from_the_data_does_not_hide_them() -> None:
-    runs = [
-        result(key=str(size), epochs=epochs, transfer={"size": size}, settings={"optim.epochs": epochs})
-        for size, epochs in ((20_000, 4), (505, 40))
-    ]
-    assert [row.name for row in tabulate(runs).rows] == [
-        "alp all, 4 epochs, transfer.size 20000",
-        "alp all, 40 epochs, transfer.size 505",
-    ]
-
-
-def test_settings_are_named_as_they_are_typed() -> None:
-    routes: list[dict[str, Any]] = [{"route.checkpoints": None}, {"route.checkpoints": [1, 2]}]
-    table = tabulate(result(key=str(number), settings=settings) for number, settings in enumerate(routes))
-    assert [row.name for row in table.rows] == [
-        "alp all, route.checkpoints null",
-        "alp all, route.checkpoints [1, 2]",
-    ]
-
-
 def test_a_rate_that_a_stage_takes_from_the_student_is_one_of_its_grid() -> None:
     every = [distilled(optim_lr=lr, distil_optim_lr=lr) for lr in (1e-5, 2e-5)]
     runs = [result(key=str(number), settings=settings, **DISTILLED) for number, settings in enumerate(every)]
@@ -190,28 +138,6 @@ def test_a_rate_that_a_stage_takes_from_the_student_is_one_of_its_grid() -> None
     (row,) = tabulate([*runs, fixed]).rows
     assert row.cells["rte"].best_settings == {"optim.lr": 1e-5, "distil.optim.lr": 1e-5}
     assert len(row.cells["rte"].points) == 3
-
-
-def test_epochs_that_belong_to_the_task_make_no_rows() -> None:
-    table = tabulate([result(key="1"), result(key="2", task="cola", epochs=50, teacher_score=0.5)])
-    assert [row.name for row in table.rows] == ["alp all"]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "names"),
-    [
-        ((3, None), (3, 3000), ["3 epochs", "3 epochs, at most 3000 steps"]),
-        ((3, None), (None, 3000), ["3 epochs", "3000 steps"]),
-        ((3, None), (4, None), ["3 epochs", "4 epochs"]),
-        ((3, 3000), (3, 3000), [""]),
-    ],
-)
-def test_budgets_make_rows_of_their_own(
-    one: tuple[int | None, ...], other: tuple[int | None, ...], names: list[str]
-) -> None:
-    of = [dict(zip(("optim.epochs", "optim.max_steps"), budget, strict=True)) for budget in (one, other)]
-    table = tabulate(point(score=0.5 + seed / 10, seed=seed, settings=budget) for seed, budget in enumerate(of))
-    assert [row.name for row in table.rows] == [f"alp all, {name}".removesuffix(", ") for name in names]
 
 
 def data(**changes: Any) -> dict[str, Any]:
@@ -331,16 +257,3 @@ def test_a_failed_student_of_new_weights_does_not_join_a_pre_trained_one() -> No
         "alp all, after distil": 0,
         "alp all": 1,
     }
-
-
-def test_a_second_teacher_of_one_name_has_a_row_of_its_own() -> None:
-    table = tabulate([result(key="1"), result(key="2", teacher_score=0.7, seed=2), result(key="3", seed=3)])
-    assert [(teacher.name, dict(teacher.scores)) for teacher in table.teachers] == [
-        ("teacher bert_base", {"rte": pytest.approx(68.23)}),
-        ("teacher bert_base at 70.00", {"rte": pytest.approx(70)}),
-    ]
-
-
-def test_close_values_make_rows_of_their_own() -> None:
-    runs = [point(settings={"share": share}) for share in (0.1234567, 0.1234568)]
-    assert len(tabulate(runs).rows) == 2

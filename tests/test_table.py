@@ -32,27 +32,12 @@ def test_row_of_a_finished_run() -> None:
     ]
 
 
-def test_row_without_teacher_and_published_number() -> None:
-    text = result_row(result(method="nkd", mapping=None, attention=None, teacher_score=None, published=None))
-    assert text.startswith("nkd on rte, seed 1: 66.43 accuracy\n  student")
-
-
-def test_row_says_when_a_published_number_is_a_reference_only() -> None:
-    published = {"value": 60.0, "source": "ALP-KD Table 1", "comparable": False}
-    assert "60.00 (+6.43), ALP-KD Table 1; its teacher differs, or the paper" in result_row(result(published=published))
-
-
 def test_row_of_a_failed_and_of_an_interrupted_run() -> None:
     assert result_row(failed()).splitlines() == [
         "alp all on rte, seed 1 failed: loss kd is NaN at step 12",
         "  folder     outputs/0a1b2c3d",
     ]
     assert "interrupted: repeat the command to resume" in result_row(failed(status="interrupted", error=None))
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [(41.6, "42 s"), (1100, "18 min"), (9000, "2.5 h")])
-def test_durations(seconds: float, shown: str) -> None:
-    assert f"20, {shown}, 412 examples/s" in result_row(result(seconds=seconds))
 
 
 def test_table_of_methods_and_tasks() -> None:
@@ -104,25 +89,6 @@ def test_phases_count_in_the_steps_beside_other_rows() -> None:
     assert "steps" not in terminal_of([rkd]) + terminal_of([prokd])
 
 
-def test_averages_are_over_complete_rows() -> None:
-    cola = {"value": 33.07, "source": "ALP-KD Table 1", "comparable": True}
-    results = [
-        result(key="1"),
-        result(key="2", task="cola", metric="matthews", score=0.3, teacher_score=0.5, published=cola),
-    ]
-    *lines, _, note = terminal_of(results).splitlines()
-    assert note == "average: the mean of rte and cola."
-    assert [line.split()[-1] for line in lines] == [
-        "average",
-        "59.12",  # (68.23 + 50) / 2
-        "62.77",  # the printed (68.23 + 57.31) / 2
-        "-3.66",
-        "48.22",  # (66.43 + 30) / 2
-        "50.11",  # the printed (67.15 + 33.07) / 2
-        "-1.89",  # (-0.72 - 3.07) / 2 = -1.895
-    ]
-
-
 def test_the_best_of_a_grid_is_called_so_and_stands_above_its_mean() -> None:
     points = [
         result(key=str(n), score=s, settings={"optim.lr": lr})
@@ -135,25 +101,10 @@ def test_the_best_of_a_grid_is_called_so_and_stands_above_its_mean() -> None:
     assert "sd" not in text
 
 
-def test_a_mean_never_shares_a_line_with_the_best_of_a_grid() -> None:
-    grid = [result(key=str(n), score=0.6 + n / 100, settings={"optim.lr": n}) for n in range(3)]
-    seeds = [result(key=f"s{n}", task="cola", score=0.3 + n / 100, seed=n) for n in range(3)]
-    first, second = (line.split() for line in terminal_of([*grid, *seeds]).splitlines() if line.startswith("alp"))
-    assert first == ["alp", "all,", "best", "of", "grid", "62.00", "-", "-"]
-    assert second == ["alp", "all", "-", "31.00", "-"]
-
-
 def test_a_seed_that_was_run_twice_counts_once_and_is_no_grid() -> None:
     text = terminal_of([result(key="1", score=0.66), result(key="2", score=0.68), result(key="3", score=0.70, seed=2)])
     assert "alp all             68.00" in text, "the mean of 66 and 70"
     assert "grid" not in text
-
-
-def test_attention_and_mapping_make_rows_of_their_own() -> None:
-    kqv = {"attention": "kqv", "heads": 4}
-    text = terminal_of([result(), result(mapping="po"), result(**kqv), result(mapping=None)])
-    names = [line.rpartition(" ")[0].strip() for line in text.splitlines()[1:] if not line.startswith("  ")]
-    assert names == ["teacher bert_base", "alp all", "alp po", "alp all kqv-4", "alp"]
 
 
 def test_many_reasons_are_cut_and_equal_ones_are_one() -> None:
@@ -161,10 +112,6 @@ def test_many_reasons_are_cut_and_equal_ones_are_one() -> None:
     assert "alp all on rte: 30 runs failed: loss kd is NaN at step 12" in terminal_of(same).splitlines()
     other = terminal_of([failed(key=str(n), error=f"cause {n}") for n in range(25)]).splitlines()
     assert other[-1] == "and 5 more"
-
-
-def test_no_results() -> None:
-    assert terminal_of([]) == "no results of students"
 
 
 @given(
@@ -259,12 +206,6 @@ def test_a_repeated_run_keeps_what_was_added_to_its_card() -> None:
         assert with_additions(card, previous) == card
 
 
-def test_model_card_without_readings_teacher() -> None:
-    _, body = card_parts(model_card(result(assumptions=[], teacher=None, teacher_score=None, published=None)))
-    assert "Assumptions" not in body
-    assert "Its teacher: `none`" in body
-
-
 def test_model_card_of_a_language_model() -> None:
     metrics = {"masked_accuracy": 0.075, "perplexity": 1619.0}
     front, body = card_parts(model_card(result(task="wiki", dataset=None, metrics=metrics, published=None)))
@@ -277,13 +218,6 @@ def test_model_card_of_a_language_model() -> None:
     assert 'pipeline("fill-mask", model=".")' in body
     assert "| masked_accuracy | 7.50 |" in body
     assert "161900" not in body, "a perplexity is no share"
-
-
-def test_the_hub_reads_the_model_card() -> None:
-    cards = pytest.importorskip("huggingface_hub.repocard")
-    (first, second) = cards.ModelCard(model_card(result()), ignore_metadata_errors=False).data.eval_results
-    assert (first.metric_type, first.metric_value, first.dataset_type) == ("accuracy", 0.6643, "nyu-mll/glue")
-    assert second.metric_type == "f1"
 
 
 def test_the_hub_reads_the_scores_beside_the_card(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from distill_runner.commands.parser import run_subcommand
-from distill_runner.commands.track import run_settings, send, was_sent
+from distill_runner.commands.track import send, was_sent
 from distill_runner.common.errors import UserError
 from distill_runner.tracking import OPTIONAL, Outcome, Tracker, TrackerConfig, Values, open_tracker, services
 from distill_runner.tracking import tracker as tracker_module
@@ -78,18 +78,6 @@ def test_a_finished_run_is_sent_from_its_files(
     assert "was sent to wandb, project mine" in capsys.readouterr().out
     assert was_sent(TrackerConfig(name="wandb", project="mine"), finished)
     assert not was_sent(TrackerConfig(name="wandb", project="other"), finished)
-
-
-def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(UserError, match="has no finished run"):
-            run_subcommand("track", [str(folder)])
-
-
-def test_a_run_shows_no_corpus_that_it_does_not_read() -> None:
-    assert run_settings(SETTINGS, RESULT).keys() == {"tracker", "optim", "stages", "cell"}
-    with_corpus = {**SETTINGS, "stages": {"pretrain": {"corpus": {"name": "books_wiki"}}}}
-    assert "corpus" in run_settings(with_corpus, RESULT)
 
 
 def test_the_summary_has_what_runs_are_compared_by() -> None:

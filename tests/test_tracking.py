@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from distill_runner import tracking
 from distill_runner.common.errors import TrainingPaused, UserError
@@ -157,11 +156,6 @@ def test_one_level_of_names() -> None:
     assert flatten(nested) == {"task": "rte", "weights/ce": 0.5, "weights/kd/t": 2, "assumptions": "a; b", "o/k": True}
 
 
-def test_tags_are_added_once_as_far_as_they_are_known() -> None:
-    tags = TrackerConfig(tags=("mine", "rte")).with_tags("rte", None, "x" * 70, "alp").tags
-    assert tags == ("mine", "rte", "x" * 64, "alp")
-
-
 SWEEP: list[dict[str, Any]] = [
     {"status": "done", "task": "rte", "method": "rkd", "teacher": "minilm_l6", "score": 0.5, "weights": {"kd": 0.2}},
     {"status": "done", "task": "rte", "method": "nkd", "teacher": None, "score": 0.25},
@@ -194,11 +188,6 @@ def test_a_sweep_is_a_run_in_the_group_of_its_points(tmp_path: Path, monkeypatch
     assert (opened[1][0].group, opened[1][0].title) == ("mine", "table1-0a1b")
 
 
-def test_no_tracker_no_run_of_the_sweep(tmp_path: Path, recorder: Recorder) -> None:
-    track_sweep(TrackerConfig(), tmp_path, "demo", SWEEP, "", [])
-    assert recorder.calls == []
-
-
 def test_a_fault_of_the_tracker_ends_no_sweep(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,13 +212,6 @@ def test_a_missing_package_says_what_to_install(
         pass
     assert f"tracker={name}" in str(caught.value)
     assert f"pip install 'distill-run[{name}]'" in str(caught.value)
-
-
-@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_configurations_are_valid(path: Path) -> None:
-    config = TrackerConfig.model_validate(OmegaConf.to_container(OmegaConf.load(path)))
-    assert config.name == path.stem
-    assert config.mode is None, "or it would overrule WANDB_MODE"
 
 
 RESULTS = {"results": [{"method": "alp", "score": 0.75}, {"method": "nkd"}]}
@@ -317,25 +299,6 @@ def test_wandb_offline_is_read_back(
     assert json.loads(table.read_text())["data"] == [["alp", 0.75], ["nkd", None]]
     assert (second["exit_code"], second["summary"]["loss"]) == (1, 4.0)
     assert capfd.readouterr() == ("", ""), "the console belongs to the progress bar"
-
-
-@pytest.mark.slow
-def test_wandb_keeps_console_and_model_where_asked(wandb_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    student = wandb_home / "model"
-    student.mkdir()
-    (student / "config.json").write_text("{}")
-    config = TrackerConfig(name="wandb", console=True, model=True)
-    with open_tracker(config, wandb_home, "key3", {}, "distill") as tracker:
-        print("what the run says")
-        tracker.record(Outcome(model=student))
-    (file,) = (wandb_home / "wandb").glob("offline-run-*-key3/run-key3.wandb")
-    deadline = time.monotonic() + 30
-    while b"model-key3" not in file.read_bytes() and time.monotonic() < deadline:
-        time.sleep(0.1)  # W&B's process writes the file, sometimes a moment after the run has finished
-    written = file.read_bytes()
-    assert b"what the run says" in written
-    assert b"model-key3" in written
 
 
 def fallback(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[float, str]:

@@ -22,18 +22,6 @@ def of_text(results: list[dict[str, Any]]) -> dict[str, str]:
     return {f"{place} {quantity}": here for place, quantity, _, here, _ in rows(results) if here != "-"}
 
 
-def test_shares_of_a_gain_by_hand() -> None:
-    """Whoever repeats "less than 24% of the gains": 2 of 10 points for Tiny, 4 of 8 for Mini; the larger one counts."""
-    tiny = [run("kd", TINY, 60), run("pd", TINY, 70), run("pd_embeddings", TINY, 62), run("pd_truncated", TINY, 63)]
-    mini = [run("kd", MINI, 70), run("pd", MINI, 78), run("pd_embeddings", MINI, 74)]
-    way = "percent of the way from kd to pd that pd_embeddings goes"
-    assert of_text([*tiny, *mini]) == {
-        f"Section 6.1 mnli: {way}, transfer nli_star": "50.0",
-        f"Section 6.1 mnli: {way}, 2/128, transfer nli_star": "20.0",
-        "Section 6.1 mnli: percent of the way from pd to kd that pd_truncated goes, 2/128, transfer nli_star": "70.0",
-    }
-
-
 def test_transfer_sets_and_corpora_are_told_apart() -> None:
     """KD on a ninth of the reviews, or on other reviews, would be taken for KD on all of them."""
     books = {"task": "book_reviews"}
