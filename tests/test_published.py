@@ -197,10 +197,6 @@ def test_printed_averages_are_those_of_the_cells() -> None:
         assert name not in SLIPS or float(cell.value) != expected, "no slip after all"
 
 
-POSITIVE = {("mrpc", "dev"): 0.684, ("mrpc", "test"): 0.665, ("qqp", "dev"): 0.368}
-"""Share of class 1 (279 of 408; 1147 of 1725; 14885 of 40430)."""
-
-
 def test_agreement_with_the_teacher_adds_up() -> None:
     """Internal KD Table 3, whose column "Teacher Wrong" is lost in the text but for its total."""
     count = {(row(cell)[3], cell.metric): cell.value for cell in cells("internal") if cell.table == "3"}
@@ -226,9 +222,6 @@ def test_numbers_that_no_table_prints() -> None:
         ("well_read", "Section 6.3", "difference"): ["2.2"],
         ("well_read", "Section 6.2", "spearman_s"): ["0.43", "0.52", "0.76", "1.0"],
     }
-
-
-QQP_F1 = ("qqp", "f1_weighted", "dev")
 
 
 def test_the_parameters_of_bert_that_internal_kd_prints() -> None:

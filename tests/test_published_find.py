@@ -27,7 +27,6 @@ def find(
 
 
 DOT = {"attention": "dot"}
-KQV = {"attention": "kqv"}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,6 @@ def test_a_result_finds_its_number(query: dict[str, Any], variant: dict[str, Any
 
 MINILMV2 = {"terms": ["ce"], "pairs": ["KK", "QQ", "VV"], "heads": 48, "mapping": "top"}
 INTERNAL = {"terms": ["soft", "kl", "cos"]}
-ALL = {"schedule.rule": "all"}
 AT_END = {"schedule.classification": "at_end"}
 
 

@@ -20,7 +20,6 @@ from distill_runner import tracking
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.tracking import Outcome, TrackerConfig, flatten, open_tracker, track_sweep
 
-CONF = Path(__file__).parents[1] / "conf" / "tracker"
 KEY = "0123456789" * 4
 
 
