@@ -5,6 +5,7 @@ from decimal import Decimal
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 from transformers import BertConfig, BertModel
@@ -197,6 +198,65 @@ def test_printed_averages_are_those_of_the_cells() -> None:
         assert name not in SLIPS or float(cell.value) != expected, "no slip after all"
 
 
+POSITIVE = {("mrpc", "dev"): 0.684, ("mrpc", "test"): 0.665, ("qqp", "dev"): 0.368}
+"""Share of class 1 (279 of 408; 1147 of 1725; 14885 of 40430)."""
+
+
+def positives(accuracy: Decimal, f1: Decimal) -> tuple[float, float]:
+    """The least and the greatest share of class 1 with which both can hold, F1 being that of class 1.
+
+    With errors e and true positives t, all as shares, F1 = 2t / (2t + e); the share of class 1 is between t and t + e.
+    """
+    wrong, score = 1 - float(accuracy) / 100, float(f1) / 100
+    true = score * wrong / (2 * (1 - score))
+    return true, true + wrong
+
+
+@pytest.mark.parametrize(("metric", "possible", "pairs"), [("f1", True, 18), ("f1_weighted", False, 20)])
+def test_f1_is_that_of_class_1_but_in_one_table(metric: str, possible: bool, pairs: int) -> None:
+    """Internal KD's development F1 cannot be GLUE's; its test pairs can be only if their heading is reversed."""
+    seen = 0
+    for members in ROWS.values():
+        scores = {(cell.task, cell.split, cell.metric): cell.value for cell in members}
+        for (task, split), share in POSITIVE.items():
+            if (task, split, metric) in scores and (task, split, "accuracy") in scores:
+                least, greatest = positives(scores[task, split, "accuracy"], scores[task, split, metric])
+                assert (least <= share <= greatest) == possible, (members[0], task)
+                seen += 1
+    assert seen == pairs
+
+
+def f1_averages(right: int, true: np.ndarray, positive: int, negative: int) -> dict[str, np.ndarray]:
+    """In percent, of two classes with so many examples; ``right`` predictions, ``true`` of them of class 1."""
+    wrong = positive + negative - right
+    of_1, of_0 = 2 * true / (2 * true + wrong), 2 * (right - true) / (2 * (right - true) + wrong)
+    weighted = (positive * of_1 + negative * of_0) / (positive + negative)
+    return {"binary": 100 * of_1, "macro": 50 * (of_0 + of_1), "weighted": 100 * weighted}
+
+
+def test_internal_kds_f1_is_weighted_by_class() -> None:
+    """Each of the 20 pairs of accuracy and "F1" is that of some predictions by this average, and 2 by another."""
+    found = Counter[str]()
+    for members in ROWS.values():
+        score = {(cell.task, cell.metric): float(cell.value) for cell in members if cell.table == "1"}
+        for task, (positive, negative) in {"mrpc": (279, 129), "qqp": (14885, 25545)}.items():
+            total, possible = positive + negative, set()
+            for right in range(total + 1) if (task, "f1_weighted") in score else ():
+                if round(100 * right / total, 2) != score[task, "accuracy"]:
+                    continue
+                true = np.arange(max(1, right - negative), min(positive, right - 1) + 1)
+                averages = f1_averages(right, true, positive, negative).items()
+                possible |= {name for name, f1 in averages if (f1.round(2) == score[task, "f1_weighted"]).any()}
+            found.update(possible)
+    assert found == {"weighted": 20, "macro": 2}
+
+
+def test_the_reversed_heading_is_impossible() -> None:
+    """Internal KD Table 2 heads "QQP Acc. / F1" over 71.3 / 89.2: more true positives than examples."""
+    least, _ = positives(accuracy=Decimal("71.3"), f1=Decimal("89.2"))
+    assert least > 1
+
+
 def test_agreement_with_the_teacher_adds_up() -> None:
     """Internal KD Table 3, whose column "Teacher Wrong" is lost in the text but for its total."""
     count = {(row(cell)[3], cell.metric): cell.value for cell in cells("internal") if cell.table == "3"}
@@ -204,6 +264,41 @@ def test_agreement_with_the_teacher_adds_up() -> None:
     assert right + wrong == 40430  # QQP's development set
     for variant in {variant for variant, _ in count if variant}:
         assert count[variant, "right_where_teacher_right"] + count[variant, "wrong_where_teacher_right"] == right
+
+
+@pytest.mark.parametrize("cell", [cell for cell in cells("pro_kd") if cell.table == "1"])
+def test_accuracies_of_one_run_are_fractions(cell: PublishedCell) -> None:
+    """Two scores of Pro-KD Table 1 on MRPC are no accuracies, although their heading says so."""
+    if cell.metric not in COUNTED:
+        examples = {"mrpc": 408, "sst2": 872, "qnli": 5463}[cell.task or ""]
+        half = Decimal(5).scaleb(int(cell.value.as_tuple().exponent) - 1)
+        nearest = min(abs(100 * Decimal(right) / examples - cell.value) for right in range(examples + 1))
+        assert (nearest <= half) == (cell.metric == "accuracy")
+        assert (cell.metric is None) == (str(cell.value) in ("88.22", "89.16"))
+
+
+def test_accuracies_that_are_no_fraction_of_their_examples() -> None:
+    """By more than a unit of the last digit, which rounding and cutting keep within."""
+    examples = {("mnli", "dev"): 9815, ("mnli", "dev_mismatched"): 9832, ("mrpc", "dev"): 408, ("qnli", "dev"): 5463}
+    examples |= {("qqp", "dev"): 40430, ("rte", "dev"): 277, ("sst2", "dev"): 872, ("wnli", "dev"): 71}
+    slips = set()
+    for cell in CELLS:
+        total = examples.get((cell.task or "", cell.split or ""))
+        if cell.paper not in ("alp_kd", "internal", "pro_kd") or cell.metric != "accuracy" or total is None:
+            continue
+        unit = Decimal(1).scaleb(int(cell.value.as_tuple().exponent))
+        near = int(cell.value * total / 100)
+        if min(abs(100 * Decimal(right) / total - cell.value) for right in (near, near + 1)) >= unit:
+            slips.add((cell.table, cell.variant.get("mapping"), cell.variant.get("heads"), cell.task, str(cell.value)))
+    assert slips == {
+        ("1", "all", None, "mrpc", "80.72"),
+        ("4", "no", "1", "mrpc", "79.03"),
+        ("4", "no", "1", "rte", "65.06"),
+        ("4", "po", "1", "rte", "65.32"),
+        ("4", "po", "1", "sst2", "89.04"),
+        ("4", "all", "1", "sst2", "89.95"),
+        ("4", "all", "4", "rte", "67.31"),
+    }
 
 
 def test_numbers_that_no_table_prints() -> None:
@@ -222,6 +317,9 @@ def test_numbers_that_no_table_prints() -> None:
         ("well_read", "Section 6.3", "difference"): ["2.2"],
         ("well_read", "Section 6.2", "spearman_s"): ["0.43", "0.52", "0.76", "1.0"],
     }
+
+
+QQP_F1 = ("qqp", "f1_weighted", "dev")
 
 
 def test_the_parameters_of_bert_that_internal_kd_prints() -> None:

@@ -2,21 +2,15 @@
 
 Whether two runs are the same computation is asked of the student's key in the store, with equal seeds; what a table
 makes of them is asked of the names of their rows, with different seeds. Nothing is trained.
-
-Command, for all keys of all methods: PYTHONPATH=tests python -m helpers.row_pairs
 """
 
 import csv
 import pickle
 import random
 import shutil
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -47,25 +41,6 @@ SKIPPED = (
 """Keys that choose no run: where it is kept, its name by design, and what is asked of it."""
 RUNTIME = ("device", "targets_only", "pause_after", "workers_per_gpu")
 """Options of the runtime that stop a run, or need a GPU."""
-
-
-@dataclass
-class Outcome:
-    """What a walk found, each as the runs' base and the change."""
-
-    pairs: int = 0
-    seeds: list[str] = field(default_factory=list)
-    merged: list[str] = field(default_factory=list)
-    torn: list[str] = field(default_factory=list)
-    unnamed: list[str] = field(default_factory=list)
-    separate: int = 0
-    together: int = 0
-
-    def __str__(self) -> str:
-        counts = f"{self.pairs} pairs: {self.separate} separate, {self.together} together, {len(self.seeds)} seeds"
-        wrong = {"wrongly merged": self.merged, "torn": self.torn, "separate without a name": self.unnamed}
-        lines = [f"{len(found)} {name}\n" + "".join(f"  {one}\n" for one in found) for name, found in wrong.items()]
-        return "\n".join([counts, *lines])
 
 
 def make_data(folder: Path) -> None:
@@ -238,7 +213,7 @@ class Walk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.outcome = Outcome()
+        self.wrong = list[str]()
 
     @cache  # noqa: B019, a walk lives as long as its process
     def _base(self, name: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -282,7 +257,6 @@ class Walk:
             return False
         if resolved_settings(changed) == self._settings(name):
             return False
-        self.outcome.pairs += 1
         self._judge(f"{name}: {key}={value}", first, same, other)
         return True
 
@@ -299,35 +273,9 @@ class Walk:
         )
         rows = row_names([first, other])
         if first["task"] == other["task"] and (one.row == two.row) != (rows[0] == rows[1]):
-            self.outcome.unnamed.append(f"{pair}: {rows}")
-        if is_seed:
-            self.outcome.seeds.append(pair)
-        elif differs and equal:
-            self.outcome.merged.append(pair)
+            self.wrong.append(f"{pair} is separate without a name: {rows}")
+        if differs and equal and not is_seed:
+            self.wrong.append(f"{pair} is merged")
         elif not differs and not equal:
-            self.outcome.torn.append(f"{pair}: {_difference(one.row, two.row)}")
-        elif equal:
-            self.outcome.together += 1
-        else:
-            self.outcome.separate += 1
-
-
-def _difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
-    return [name for name in {**one, **two} if one.get(name) != two.get(name)]
-
-
-def main() -> None:
-    with TemporaryDirectory() as place:
-        folder, started = Path(place), time.monotonic()
-        make_data(folder)
-        walk = Walk(folder)
-        for name in sys.argv[1:] or bases(folder):
-            before = walk.outcome.pairs
-            for key, value in walk.keys(name):
-                walk.try_pair(name, key, value)
-            print(f"{name}: {walk.outcome.pairs - before} pairs, {time.monotonic() - started:.0f} s", flush=True)
-        print(walk.outcome)
-
-
-if __name__ == "__main__":
-    main()
+            names = [name for name in {**one.row, **two.row} if one.row.get(name) != two.row.get(name)]
+            self.wrong.append(f"{pair} is torn: {names}")
