@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill_runner.report.compare import compare_differences
 from distill_runner.report.rows import ResultCell, SettingScores, tabulate
 from distill_runner.sweeping.points import GridPoint
 from docs._ext.claims import (
@@ -19,6 +18,7 @@ from docs._ext.claims import (
     Record,
     claims_page,
     claims_text,
+    compare_differences,
     outcomes,
     read_claims,
     rows_of,

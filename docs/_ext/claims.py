@@ -28,13 +28,14 @@ from distill_runner.report.compare import (
     UNDECIDED,
     WORSE,
     Comparison,
-    compare_differences,
+    compare_cells,
     compare_rows,
     correct,
+    has_repeated_seeds,
 )
 from distill_runner.report.comparison_text import bounds_text, conclusion_text, escaped
 from distill_runner.report.identity import identity_of
-from distill_runner.report.rows import Row, tabulate
+from distill_runner.report.rows import ResultCell, Row, SettingScores, tabulate
 from distill_runner.report.statistics import CRITICAL, MethodTest
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -191,6 +192,41 @@ def claims_text(claims: ClaimsFile) -> str:
 
 
 # --- What the runs say
+
+
+def compare_differences(
+    task: str, pair: tuple[Row, Row], other: tuple[Row, Row], margin: float | None = None, looks: int = 1
+) -> Comparison:
+    """Compare the difference of two rows with that of two others: the first difference minus the second.
+
+    Each seed has (a - b) - (c - d) = 2 (mean(a, d) - mean(b, c)), for a, b of ``pair`` and c, d of ``other``. So the
+    test is that of two rows, each with the runs of two, on the same examples and seeds; its numbers count twice. Seeds
+    that one of the four rows has not run are left out.
+    """
+    (a, b), (c, d) = pair, other
+    runs = [point.runs if (point := row.cells[task].best_point) else () for row in (a, b, c, d)]
+    names = (f"{a.name} - {b.name}", f"{c.name} - {d.name}")
+    if several := [row.name for row, of_row in zip((a, b, c, d), runs, strict=True) if has_repeated_seeds(of_row)]:
+        return Comparison(*names, task, (f"{several[0]} has several runs of one seed, which count as one",))
+    seeds = set.intersection(*({run["seed"] for run in of_row} for of_row in runs))
+
+    def both(one: int, other: int) -> ResultCell:
+        shared = tuple(run for run in (*runs[one], *runs[other]) if run["seed"] in seeds)
+        return ResultCell((SettingScores(shared),) if shared else ())
+
+    cells = {names[0]: both(0, 3), names[1]: both(1, 2)}
+    half = compare_cells(cells, task, None, looks)
+    own, others = (compare_rows(task, *rows) for rows in (pair, other))
+    return replace(
+        half,
+        remarks=tuple(dict.fromkeys((*half.remarks, *own.remarks, *others.remarks))),
+        is_selected=own.is_selected or others.is_selected,
+        difference=2 * half.difference if half.difference is not None else None,
+        examples=None,
+        methods=half.methods.times(2) if half.methods else None,
+        margin=margin,
+        fixed_stages={**others.fixed_stages, **own.fixed_stages},
+    )
 
 
 def outcomes(claims: ClaimsFile, results: Sequence[Result] = ()) -> list[Outcome]:

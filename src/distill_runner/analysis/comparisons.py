@@ -21,7 +21,6 @@ from distill_runner.report.statistics import Spread
 from distill_runner.tasks.task import ExamplePredictions
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SEED = 0
@@ -256,7 +255,9 @@ def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.nda
         examples: indices of the examples in the split.
     """
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
+    hatched: dict[str, Any] = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
     layers = list(next(iter(weights.values())))
     first = next(iter(weights.values()))[layers[0]]
     height, width = 1.0 + 0.22 * len(first), 0.8 + 0.22 * first.shape[1]
@@ -267,25 +268,17 @@ def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.nda
         grid = figure.subplots(len(layers), len(weights), squeeze=False)
         for column, (name, run) in zip(grid.T, weights.items(), strict=True):
             for panel, (layer, alpha) in zip(column, run.items(), strict=True):
-                _heat_panel(panel, alpha, examples, highest)
+                # Hatched where alpha is NaN.
+                panel.add_patch(Rectangle((0, 0), 1, 1, transform=panel.transAxes, zorder=-1, **hatched))
+                panel.imshow(alpha, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
+                panel.set_xticks(range(alpha.shape[1]), [str(k) for k in range(1, alpha.shape[1] + 1)], fontsize=7)
+                panel.set_yticks(range(len(examples)), [str(example) for example in examples], fontsize=7)
+                panel.grid(visible=False)
                 panel.set_title(f"{name}\nstudent layer {layer}")
         figure.colorbar(grid[0, 0].images[0], ax=grid, label="weight of the teacher's layer")
         figure.supxlabel("teacher layer")
         figure.supylabel("example")
     return figure
-
-
-def _heat_panel(panel: "Axes", alpha: np.ndarray, examples: np.ndarray, highest: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    hatched: dict[str, Any] = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
-    panel.add_patch(
-        Rectangle((0, 0), 1, 1, transform=panel.transAxes, zorder=-1, **hatched)
-    )  # visible where alpha is NaN
-    panel.imshow(alpha, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
-    panel.set_xticks(range(alpha.shape[1]), [str(k) for k in range(1, alpha.shape[1] + 1)], fontsize=7)
-    panel.set_yticks(range(len(examples)), [str(example) for example in examples], fontsize=7)
-    panel.grid(visible=False)
 
 
 def draw_states(
@@ -311,31 +304,22 @@ def draw_states(
         grid = figure.subplots(2, len(layer_pairs), squeeze=False)
         for (plane, lower), (j, k) in zip(grid.T, layer_pairs.items(), strict=True):
             states = {TEACHER: teacher[k]} | {name: layers[j] for name, layers in students.items()}
-            _draw_plane(plane, states, styles)
+            coordinates, explained = principal_components(list(states.values()))
+            for name, points in zip(states, coordinates, strict=True):
+                plane.plot(*points.T, linestyle="", markersize=4, alpha=0.6, markeredgewidth=0, **styles[name])
+            # Otherwise, differences in the second component look as large as in the first.
+            plane.set_aspect("equal", adjustable="datalim")
+            plane.set_xlabel(f"first component ({explained[0]:.0%} of the variance)")
+            plane.set_ylabel(f"second component ({explained[1]:.0%})")
             plane.set_title(f"student layer {j}, teacher layer {k}")
-            _draw_distances(lower, states, styles)
+            for name in students:
+                values = distances(states[name], states[TEACHER])
+                lower.plot(range(1, len(values) + 1), values, linewidth=0.8, markersize=2.5, **styles[name])
+                lower.axhline(values.mean(), color=styles[name]["color"], linestyle="--", linewidth=1)
+            lower.set_xlabel("example")
         top = 1.05 * max(panel.dataLim.y1 for panel in grid[1])
         for panel in grid[1]:
             panel.set_ylim(0, top)
         grid[1, 0].set_ylabel("cosine distance from the teacher\n(dashed: mean)")
         legend(figure, {name: {**marker, "linestyle": "", "alpha": 0.7} for name, marker in styles.items()})
     return figure
-
-
-def _draw_plane(panel: "Axes", states: Mapping[str, np.ndarray], styles: Mapping[str, Mapping[str, Any]]) -> None:
-    coordinates, explained = principal_components(list(states.values()))
-    for name, points in zip(states, coordinates, strict=True):
-        panel.plot(*points.T, linestyle="", markersize=4, alpha=0.6, markeredgewidth=0, **styles[name])
-    # Otherwise, differences in the second component look as large as in the first.
-    panel.set_aspect("equal", adjustable="datalim")
-    panel.set_xlabel(f"first component ({explained[0]:.0%} of the variance)")
-    panel.set_ylabel(f"second component ({explained[1]:.0%})")
-
-
-def _draw_distances(panel: "Axes", states: Mapping[str, np.ndarray], styles: Mapping[str, Mapping[str, Any]]) -> None:
-    teacher, *students = states
-    for name in students:
-        values = distances(states[name], states[teacher])
-        panel.plot(range(1, len(values) + 1), values, linewidth=0.8, markersize=2.5, **styles[name])
-        panel.axhline(values.mean(), color=styles[name]["color"], linestyle="--", linewidth=1)
-    panel.set_xlabel("example")

@@ -118,34 +118,33 @@ def _sections(terms: Sequence[str]) -> "list[Section]":
     from wandb_workspaces.reports.v2 import interface as wr
     from wandb_workspaces.workspaces import Section
 
+    def bars(title: str, function: Literal["mean", "max"]) -> "PanelTypes":
+        cells = wr.Config(CELL)
+        return wr.BarPlot(title=title, metrics=["score"], groupby=cells, groupby_aggfunc=function, max_bars_to_show=100)
+
+    score, names = wr.SummaryMetric("score"), [RATE, TEMPERATURE, *_weights(terms)]
+    axes = [wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(name), log=name == RATE or None) for name in names]
     panels: dict[str, list[PanelTypes]] = {
-        "Results": _results(),
+        "Results": [
+            bars("Score, mean of all runs of a task and method", "mean"),
+            bars("Score, best of all runs of a task and method", "max"),
+            wr.MediaBrowser(title="Sweeps", media_keys=["table", "pictures/scores"]),
+            wr.WeavePanelSummaryTable(table_name="results"),
+        ],
         "Scores by epoch": [_curve(f"validation/{metric}", x="epoch") for metric in metric_names()],
         "Scores by label": [
             wr.WeavePanelSummaryTable(table_name=BY_CLASS),
             wr.MediaBrowser(title="Errors by label", media_keys=["errors"]),
         ],
         "Losses": [_curve(f"loss/{term}") for term in terms] + [_curve("loss")],
-        "Hyper-parameters": _search(terms),
+        "Hyper-parameters": [
+            *(wr.ScatterPlot(x=wr.SummaryMetric(name), y=score, log_x=name == RATE or None) for name in names),
+            wr.ParallelCoordinatesPlot(columns=[*axes, wr.ParallelCoordinatesPlotColumn(score)]),
+            wr.ParameterImportancePlot(with_respect_to="score"),
+        ],
         "Training": [_curve("lr"), _curve("examples_per_second")],
     }
     return [Section(name=name, panels=content, is_open=True) for name, content in panels.items()]
-
-
-def _results() -> "list[PanelTypes]":
-    """Return bar charts by task and method, the sweep's table and pictures, and the table of all runs."""
-    from wandb_workspaces.reports.v2 import interface as wr
-
-    def bars(title: str, function: Literal["mean", "max"]) -> "PanelTypes":
-        cells = wr.Config(CELL)
-        return wr.BarPlot(title=title, metrics=["score"], groupby=cells, groupby_aggfunc=function, max_bars_to_show=100)
-
-    return [
-        bars("Score, mean of all runs of a task and method", "mean"),
-        bars("Score, best of all runs of a task and method", "max"),
-        wr.MediaBrowser(title="Sweeps", media_keys=["table", "pictures/scores"]),
-        wr.WeavePanelSummaryTable(table_name="results"),
-    ]
 
 
 def _curve(metric: str, x: str = "step") -> "PanelTypes":
@@ -155,19 +154,6 @@ def _curve(metric: str, x: str = "step") -> "PanelTypes":
     return wr.LinePlot(
         title=metric, x=x, y=[metric], groupby=wr.Config(CELL), groupby_aggfunc="mean", groupby_rangefunc="minmax"
     )
-
-
-def _search(terms: Sequence[str]) -> "list[PanelTypes]":
-    """Return plots of the score against each hyper-parameter and against all, and of each parameter's importance."""
-    from wandb_workspaces.reports.v2 import interface as wr
-
-    score, names = wr.SummaryMetric("score"), [RATE, TEMPERATURE, *_weights(terms)]
-    columns = [wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(name), log=name == RATE or None) for name in names]
-    return [
-        *(wr.ScatterPlot(x=wr.SummaryMetric(name), y=score, log_x=name == RATE or None) for name in names),
-        wr.ParallelCoordinatesPlot(columns=[*columns, wr.ParallelCoordinatesPlotColumn(score)]),
-        wr.ParameterImportancePlot(with_respect_to="score"),
-    ]
 
 
 def _weights(terms: Sequence[str]) -> list[str]:

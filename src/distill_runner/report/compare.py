@@ -160,7 +160,7 @@ def optimism(table: ResultTable) -> list[Comparison]:
     Runs with held-out selection train on fewer examples; the difference includes this effect.
     """
     return [
-        _compare_cells({f"{row.name} selected on validation": cell, "on held-out examples": held_out}, task)
+        compare_cells({f"{row.name} selected on validation": cell, "on held-out examples": held_out}, task)
         for row in table.rows
         for task, cell in row.cells.items()
         if cell.best_point and (held_out := row.cells.get(held_out_column(task))) and held_out.best_point
@@ -169,7 +169,7 @@ def optimism(table: ResultTable) -> list[Comparison]:
 
 def compare_rows(task: str, first: Row, second: Row, margin: float | None = None, looks: int = 1) -> Comparison:
     """Compare two rows on a task, with the settings in which they differ and the stages that all seeds share."""
-    comparison = _compare_cells({row.name: row.cells[task] for row in (first, second)}, task, margin, looks)
+    comparison = compare_cells({row.name: row.cells[task] for row in (first, second)}, task, margin, looks)
     points = [(row.name, point) for row in (first, second) if (point := row.cells[task].best_point)]
     if len(points) < 2:
         return comparison
@@ -185,41 +185,6 @@ def compare_rows(task: str, first: Row, second: Row, margin: float | None = None
     return replace(comparison, remarks=(*comparison.remarks, *remarks), fixed_stages=fixed_stages)
 
 
-def compare_differences(
-    task: str, pair: tuple[Row, Row], other: tuple[Row, Row], margin: float | None = None, looks: int = 1
-) -> Comparison:
-    """Compare the difference of two rows with that of two others: the first difference minus the second.
-
-    Each seed has (a - b) - (c - d) = 2 (mean(a, d) - mean(b, c)), for a, b of ``pair`` and c, d of ``other``. So the
-    test is that of two rows, each with the runs of two, on the same examples and seeds; its numbers count twice. Seeds
-    that one of the four rows has not run are left out.
-    """
-    (a, b), (c, d) = pair, other
-    runs = [point.runs if (point := row.cells[task].best_point) else () for row in (a, b, c, d)]
-    names = (f"{a.name} - {b.name}", f"{c.name} - {d.name}")
-    if several := [row.name for row, of_row in zip((a, b, c, d), runs, strict=True) if has_repeated_seeds(of_row)]:
-        return Comparison(*names, task, (f"{several[0]} has several runs of one seed, which count as one",))
-    seeds = set.intersection(*({run["seed"] for run in of_row} for of_row in runs))
-
-    def both(one: int, other: int) -> ResultCell:
-        shared = tuple(run for run in (*runs[one], *runs[other]) if run["seed"] in seeds)
-        return ResultCell((SettingScores(shared),) if shared else ())
-
-    cells = {names[0]: both(0, 3), names[1]: both(1, 2)}
-    half = _compare_cells(cells, task, None, looks)
-    own, others = (compare_rows(task, *rows) for rows in (pair, other))
-    return replace(
-        half,
-        remarks=tuple(dict.fromkeys((*half.remarks, *own.remarks, *others.remarks))),
-        is_selected=own.is_selected or others.is_selected,
-        difference=2 * half.difference if half.difference is not None else None,
-        examples=None,
-        methods=half.methods.times(2) if half.methods else None,
-        margin=margin,
-        fixed_stages={**others.fixed_stages, **own.fixed_stages},
-    )
-
-
 def has_repeated_seeds(runs: Sequence[Result]) -> bool:
     """Return whether several runs have one seed of the student: other seeds of earlier stages set them apart."""
     return len({run["seed"] for run in runs}) < len(runs)
@@ -232,7 +197,7 @@ def _fixed_stages(runs: Sequence[Result]) -> dict[str, str]:
     return {stage: keys.get(stage, "") for stage in shared_stages(runs)}
 
 
-def _compare_cells(
+def compare_cells(
     cells: Mapping[str, ResultCell], task: str, margin: float | None = None, looks: int = 1
 ) -> Comparison:
     first, second = cells

@@ -60,7 +60,12 @@ DETAILS: tuple[tuple[str, Number, str, bool], ...] = (
     ("95% interval", _spread("interval"), "±{:.2f}", False),
     ("seeds", _spread("count"), "{:.0f}", False),
     (PHASES, lambda cell: cell.steps_in_all, "{:.0f}", False),
-    ("best single run", lambda cell: cell.best_run if cell.is_grid_of_seeds else None, "{:.2f}", True),
+    (
+        "best single run",
+        lambda cell: cell.best_run if len(cell.points) > 1 and _spread("count")(cell) != 1 else None,
+        "{:.2f}",
+        True,
+    ),
     ("mean of grid", lambda cell: cell.grid_mean, "{:.2f}", True),
     ("points of grid", lambda cell: len(cell.points), "{:.0f}", False),
 )
@@ -77,7 +82,8 @@ def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
         differences = {task: teacher.scores[task] - number["value"] for task, number in teacher.published.items()}
         lines += [Line(teacher.name, teacher.scores, is_detail=False)]
         lines += _published_lines(teacher.published, differences)
-    phases_differ = len({cell.steps_before for row in table.rows for cell in row.cells.values()}) > 1
+    steps = [(cell.steps_in_all, cell.best_point) for row in table.rows for cell in row.cells.values()]
+    phases_differ = len({total - point.runs[0]["steps"] if total and point else 0 for total, point in steps}) > 1
     lines += [line for row in table.rows for line in _row_lines(row) if phases_differ or line.name != PHASES]
     averages = [name for name in table.means if name not in table.tasks]
     for name in averages:
@@ -141,7 +147,7 @@ def reasons(table: ResultTable) -> list[str]:
 def _row_lines(row: Row) -> list[Line]:
     """Return a row's lines. Each kind of value has its own, so that a mean is never beside the best of a grid."""
     waiting = {task: cell.status for task, cell in row.cells.items() if not cell.points}
-    kinds = [kind for kind in row.kinds if any(cell.points for cell in row.cells.values() if cell.kind == kind)]
+    kinds = list(dict.fromkeys(cell.kind for cell in row.cells.values() if cell.points))
     lines: list[Line] = []
     for number, kind in enumerate(kinds or [""]):
         cells = {task: cell for task, cell in row.cells.items() if cell.kind == kind}

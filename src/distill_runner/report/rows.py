@@ -126,11 +126,6 @@ class ResultCell:
         return not (tested_on(run) or selector.startswith("held_out ") or is_another_split)
 
     @property
-    def is_grid_of_seeds(self) -> bool:
-        """Whether the value is the mean over seeds of a point that was chosen from a grid."""
-        return len(self.points) > 1 and self.best_point is not None and self.best_point.spread.count > 1
-
-    @property
     def value(self) -> float | None:
         return self.best_point.spread.mean if self.best_point else None
 
@@ -155,11 +150,6 @@ class ResultCell:
     def steps_in_all(self) -> int | None:
         """Steps that trained the chosen student, those of its earlier phases included; None if they are not known."""
         return self.best_point.runs[0].get("steps_in_all") if self.best_point else None
-
-    @property
-    def steps_before(self) -> int:
-        """Steps of the chosen student's earlier phases, as far as they are known."""
-        return self.steps_in_all - self.best_point.runs[0]["steps"] if self.best_point and self.steps_in_all else 0
 
     @property
     def published(self) -> Mapping[str, Any] | None:
@@ -217,10 +207,6 @@ class Row:
     name: str
     cells: Mapping[str, ResultCell]
     result: Result
-
-    @property
-    def kinds(self) -> list[str]:
-        return list(dict.fromkeys(cell.kind for cell in self.cells.values()))
 
 
 @dataclass(frozen=True)
