@@ -55,17 +55,17 @@ def _spread(name: str) -> Number:
     return lambda cell: getattr(cell.best_point.spread, name) if cell.best_point else None
 
 
+def _best_run(cell: ResultCell) -> float | None:
+    is_mean_over_seeds = cell.best_point is not None and cell.best_point.spread.count > 1
+    return cell.best_run if is_mean_over_seeds and len(cell.points) > 1 else None
+
+
 DETAILS: tuple[tuple[str, Number, str, bool], ...] = (
     ("sd over seeds", _spread("sd"), "{:.2f}", False),
     ("95% interval", _spread("interval"), "±{:.2f}", False),
     ("seeds", _spread("count"), "{:.0f}", False),
     (PHASES, lambda cell: cell.steps_in_all, "{:.0f}", False),
-    (
-        "best single run",
-        lambda cell: cell.best_run if len(cell.points) > 1 and _spread("count")(cell) != 1 else None,
-        "{:.2f}",
-        True,
-    ),
+    ("best single run", _best_run, "{:.2f}", True),
     ("mean of grid", lambda cell: cell.grid_mean, "{:.2f}", True),
     ("points of grid", lambda cell: len(cell.points), "{:.0f}", False),
 )
