@@ -26,13 +26,12 @@ TYPES: dict[Any, str] = {
     list[dict[str, Any]]: "account",
 }
 """Types of what tables and comparisons read of a result, where it is not None."""
-CHECKED: type[BaseModel] = create_model(
-    "CHECKED",
-    __config__=ConfigDict(strict=True),
-    **dict.fromkeys(("task", "method", "status"), (str, ...)),
-    seed=(int, ...),
+_FIELDS: dict[str, Any] = {
+    **{name: (str, ...) for name in ("task", "method", "status")},
+    "seed": (int, ...),
     **{name: (type_ | None, None) for type_, names in TYPES.items() for name in names.split()},
-)
+}
+CHECKED: type[BaseModel] = create_model("CHECKED", __config__=ConfigDict(strict=True), **_FIELDS)
 TEST_PREDICTIONS = "test-predictions-*.npz"
 """Files of a run's folder with the predictions for test splits, in the format of those for validation splits."""
 PICTURES = "pictures"

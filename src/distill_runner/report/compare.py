@@ -221,12 +221,12 @@ def compare_cells(
     if len(seeds) < 2:
         verb = "is" if len(seeds) == 1 else "are"
         problems.append(f"no test over seeds: it needs at least two that both rows ran; there {verb} {len(seeds)}")
-    elif np.ptp(np.subtract(*means)) < 1e-12:
+    elif np.ptp(np.subtract(means[0], means[1])) < 1e-12:
         problems.append("no t-test: the difference is the same for every seed")
     else:
         from scipy.stats import ttest_rel  # imported here: it takes half a second
 
-        seeds_p = float(ttest_rel(*means).pvalue)
+        seeds_p = float(ttest_rel(means[0], means[1]).pvalue)
     methods = _test_methods(one, other, scores, examples, looks) if scores and examples else None
     # Larger grids have larger maxima, and p-values after a choice are too small.
     points = [len(cell.points) if cell.is_optimistic else 1 for cell in cells.values()]

@@ -126,8 +126,8 @@ def score_figure(results: Sequence[Result]) -> "Figure":
                 kind = BEST if cell.kind else MEAN if spread.count > 1 else ONE
                 panel.plot(spread.mean, place, label=kind, **MARKS[kind])
                 if cell.kind:
-                    text, above = f"of {len(cell.points)}", {"xytext": (0, 5), "textcoords": "offset points"}
-                    panel.annotate(text, (spread.mean, place), **above, **SMALL)
+                    text, place_of_text = f"of {len(cell.points)}", (0, 5)
+                    panel.annotate(text, (spread.mean, place), place_of_text, textcoords="offset points", **SMALL)
                 if spread.count > 1:
                     panel.errorbar(spread.mean, place, xerr=spread.interval, color=MEASURED, elinewidth=1, capsize=3)
             panel.set_title(task)
@@ -183,7 +183,7 @@ def _epoch_scores(result: Result) -> list[float]:
     splits = [result["split"]] if "split" in result else splits if len(splits) > 1 else []
     names = [f"{split}/{result['metric']}" for split in splits] or [result["metric"]]  # the plain name is what selects
     scores = [[entry.get(name) if isinstance(entry, Mapping) else None for name in names] for entry in history]
-    complete = takewhile(lambda of_epoch: all(type(x) in (int, float) and isfinite(x) for x in of_epoch), scores)
+    complete = takewhile(lambda of_epoch: all(isinstance(x, int | float) and isfinite(x) for x in of_epoch), scores)
     return [fmean(float(score or 0) for score in of_epoch) for of_epoch in complete]
 
 

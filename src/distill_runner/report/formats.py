@@ -120,8 +120,9 @@ def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
         return "no results of students"
 
     def filled(sentences: Sequence[str], indent: str = "") -> str:
-        wrapped = {"initial_indent": indent, "subsequent_indent": f"{indent}  "}
-        return "\n".join(textwrap.fill(text, WIDTH, **wrapped) for text in sentences)
+        further = f"{indent}  "
+        lines = (textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=further) for text in sentences)
+        return "\n".join(lines)
 
     parts = [*_blocks(*table_lines(table)), *(textwrap.fill(note, WIDTH) for note in notes(table))]
     if best := best_points(table):
@@ -247,14 +248,14 @@ def as_csv(table: ResultTable) -> str:
         lines.append({**names, "task": task, "status": cell.status})
         if cell.best_point:
             run, spread = cell.best_point.runs[0], cell.best_point.spread
-            score = run.get("teacher_score")
+            of_teacher = run.get("teacher_score")
             numbers = ("metric", "kind", "value", "best_run", "grid_mean", "difference")
             lines[-1] |= _published(cell.published) | {name: getattr(cell, name) for name in numbers}
             lines[-1] |= {"seeds": spread.count, "sd": spread.sd, "interval": spread.interval}
             lines[-1] |= {
                 "points": len(cell.points),
                 "teacher": run.get("teacher"),
-                "teacher_score": None if score is None else 100 * score,
+                "teacher_score": None if of_teacher is None else 100 * of_teacher,
                 "num_layers": run["student"].get("num_layers"),
                 "settings": json.dumps(cell.best_settings),
                 "scores": json.dumps(_scores_by_seed(cell.best_point.runs)),
