@@ -27,7 +27,7 @@ TYPES: dict[Any, str] = {
 }
 """Types of what tables and comparisons read of a result, where it is not None."""
 _FIELDS: dict[str, Any] = {
-    **{name: (str, ...) for name in ("task", "method", "status")},
+    **dict.fromkeys(("task", "method", "status"), (str, ...)),
     "seed": (int, ...),
     **{name: (type_ | None, None) for type_, names in TYPES.items() for name in names.split()},
 }
