@@ -1,7 +1,7 @@
 """The card of a student, and its scores as the hub lists them; classes of ``huggingface_hub`` name and nest both."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ def model_card(result: Result) -> str:
 
     The front matter holds all metrics as they are defined. The text shows them times 100, without perplexity.
     """
-    student = result["student"]
+    student, tag = result["student"], _pipeline_tag(result)
+    options = BY_WORDS if tag == WORDS else ""
     sections = [
         f"---\n{_front_matter(result).to_yaml()}\n---",
         f"# {result['task']} by {label(result)}",
@@ -51,10 +52,13 @@ def model_card(result: Result) -> str:
         f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
         "## Scores on the validation set\n\n" + _scores(result),
         *(["## Scores on the test set\n\n" + _scores(result["test"])] if result.get("test") else []),
-        *(f"## Scores of each label, {split}\n\n{_by_class(rows)}" for split, rows in _classes(result)),
+        *(
+            f"## Scores of each label, {split}\n\n{_by_class(rows)}"
+            for split, rows in (result.get("by_class") or {}).items()
+        ),
         *([f"Labels, in the order of the outputs: {', '.join(result['labels'])}."] if result.get("labels") else []),
         NO_LICENSE,
-        "## Loading\n\n" + _loading(result),
+        "## Loading\n\n" + (LOADING_VECTORS if tag == VECTORS else LOADING.format(tag=tag, options=options)),
         f"## Training\n\n```sh\n{without_paths(result['command'])}\n```\n\n"
         f"Seed {result['seed']}, best epoch "
         f"{result['best_epoch']} of {result['epochs']}, {result['seconds']:.0f} s, "
@@ -149,55 +153,39 @@ def _repository(result: Result) -> str | None:
     return dataset.partition("@")[0] if is_hub_id(dataset) else None
 
 
-def _loading(result: Result) -> str:
-    tag = _pipeline_tag(result)
-    return LOADING_VECTORS if tag == VECTORS else LOADING.format(tag=tag, options=BY_WORDS if tag == WORDS else "")
-
-
 def _pipeline_tag(result: Result) -> str:
     """Return the hub's name of what the model does."""
     return result.get("pipeline_tag") or ("text-classification" if result["dataset"] else "fill-mask")
 
 
 def _front_matter(result: Result) -> Any:
-    """Return the data of the card as the hub reads them."""
-    from huggingface_hub import ModelCardData
+    """Return the data of the card as the hub reads them, with the metrics on each split as entries of its index."""
+    from huggingface_hub import EvalResult, ModelCardData
 
-    base, test, dataset = result.get("base_model"), result.get("test"), _repository(result)
+    base, test, dataset, tag = result.get("base_model"), result.get("test"), _repository(result), _pipeline_tag(result)
+    metrics = {"validation": result["metrics"]} | ({"test": test["metrics"]} if test else {})
     return ModelCardData(
-        library_name="sentence-transformers" if _pipeline_tag(result) == VECTORS else "transformers",
+        library_name="sentence-transformers" if tag == VECTORS else "transformers",
         base_model=base,
         base_model_relation="finetune" if base else None,
         datasets=[dataset] if dataset else None,
-        pipeline_tag=_pipeline_tag(result),
+        pipeline_tag=tag,
         tags=["knowledge-distillation", "distill-run", result["method"]],
         model_name=f"{label(result)} {result['task']}",
         eval_results=[
-            *_evaluations(result, "validation", result["metrics"]),
-            *(_evaluations(result, "test", test["metrics"]) if test else ()),
+            EvalResult(
+                task_type=tag,
+                dataset_type=without_paths(result["dataset"] or result["task"]),
+                dataset_name=result["task"],
+                dataset_split=split,
+                metric_type=hub_name(name),
+                metric_name=name,
+                metric_value=float(value),
+            )
+            for split, of_split in metrics.items()
+            for name, value in of_split.items()
         ],
     )
-
-
-def _evaluations(result: Result, split: str, metrics: Mapping[str, float]) -> Iterator[Any]:
-    """Yield the metrics on one split as entries of the hub's index."""
-    from huggingface_hub import EvalResult
-
-    dataset = without_paths(result["dataset"] or result["task"])
-    for name, value in metrics.items():
-        yield EvalResult(
-            task_type=_pipeline_tag(result),
-            dataset_type=dataset,
-            dataset_name=result["task"],
-            dataset_split=split,
-            metric_type=hub_name(name),
-            metric_name=name,
-            metric_value=float(value),
-        )
-
-
-def _classes(result: Result) -> Iterable[tuple[str, Mapping[str, Mapping[str, float]]]]:
-    return (result.get("by_class") or {}).items()
 
 
 def _by_class(rows: Mapping[str, Mapping[str, float]]) -> str:
