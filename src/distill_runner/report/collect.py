@@ -125,8 +125,8 @@ def _problem(content: Result, folder: Path) -> str | None:
         first = error.errors()[0]
         return f"it holds no complete result of a run: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     if "score" in content:
-        known = [content["score"], content.get("student"), content.get("specs")]
-        if None in known or isnan(content["score"]):
+        parts = [content["score"], content.get("student"), content.get("specs")]
+        if None in parts or isnan(content["score"]):
             return "its result has no score, no student or no specs"
     return None  # without a score, the run has not finished, or its last stage is not the student
 

@@ -130,8 +130,8 @@ def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     parts.append(filled([sentence(comparison) for comparison in comparisons]))
     if causes := reasons(table):
         rest = len(causes) - MAX_REASONS
-        shown = [*causes[:MAX_REASONS], *([f"and {rest} more"] if rest > 0 else [])]
-        parts.append("\n".join(cause if len(cause) <= WIDTH else f"{cause[: WIDTH - 1]}…" for cause in shown))
+        sentences = [*causes[:MAX_REASONS], *([f"and {rest} more"] if rest > 0 else [])]
+        parts.append("\n".join(cause if len(cause) <= WIDTH else f"{cause[: WIDTH - 1]}…" for cause in sentences))
     return "\n\n".join(part for part in parts if part)
 
 

@@ -160,7 +160,9 @@ def _row_lines(row: Row) -> list[Line]:
                 lines.append(line)
         # The score under selection on the reported examples minus that under held-out selection.
         held_out = {task: row.cells.get(held_out_column(task)) for task in values}
-        optimism = {task: values[task] - of.value for task, of in held_out.items() if of and of.value is not None}
+        optimism = {
+            task: values[task] - cell.value for task, cell in held_out.items() if cell and cell.value is not None
+        }
         if optimism:
             lines.append(Line("optimism", optimism, form="{:+.2f}", averaged=False))
         printed = {task: cell.published for task, cell in cells.items() if cell.published}
