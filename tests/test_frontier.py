@@ -185,7 +185,7 @@ def test_rows_whose_latencies_overlap_name_each_other() -> None:
     assert "→ ★ b" in lines[2] or "→ b" in lines[2]
 
 
-@pytest.mark.parametrize(("count", "skipped"), [(2, 0), (6, 0), (8, 0), (9, 1), (12, 2), (24, 6)])
+@pytest.mark.parametrize(("count", "skipped"), [(2, 0), (8, 0), (9, 1), (24, 6)])
 def test_the_interval_of_a_median_is_by_order(count: int, skipped: int) -> None:
     """Binomial tails by hand: with 9 values, two of each side's 10 / 512 are 3.9%; with 8, 18 / 256 are 7.0%."""
     values = list(np.random.default_rng(0).permutation(count).astype(float))

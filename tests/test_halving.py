@@ -69,13 +69,6 @@ def test_a_setting_is_judged_by_the_mean_of_its_seeds(tmp_path: Path) -> None:
     assert report.endswith("22 of 54 epochs trained (59 % saved)"), "four points of one epoch, two of nine"
 
 
-def test_few_epochs_are_halved_once(tmp_path: Path) -> None:
-    scores = {(number * 1e-5, 1): number / 10 for number in range(1, 6)}
-    done, _, report = halved(tmp_path, scores, epochs=3)
-    assert len(done) == 2, "a second cut after the same epoch would leave one"
-    assert report.endswith("9 of 15 epochs trained (40 % saved)"), "three points of one epoch, two of three"
-
-
 def test_settings_that_tie_all_continue_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As on small tasks, where students predict the larger class for the first epochs."""
     caplog.set_level("INFO")
