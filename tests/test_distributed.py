@@ -17,7 +17,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from transformers import AutoTokenizer, BertForPreTraining, BertForSequenceClassification
 
@@ -296,7 +295,11 @@ def test_a_fault_of_one_ends_all(tokens: Path, tmp_path: Path, fault: str) -> No
 
 
 @pytest.mark.parametrize(("variables", "count"), [({}, 1), ({"WORLD_SIZE": "4"}, 1), (TORCHRUN, 4)])
-def test_what_torchrun_has_started(variables: dict[str, str], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torchrun_has_started(
+    variables: dict[str, str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command sets it
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
@@ -308,7 +311,7 @@ def test_what_torchrun_has_started(variables: dict[str, str], count: int, monkey
     assert Device.from_name("cpu", "fp32") == CPU
     if count > 1:
         with pytest.raises(UserError, match="a sweep trains many models, but torchrun has started 4 processes"):
-            hydra_app._run_point(OmegaConf.create())
+            hydra_app.compose_and_run(["-m", "experiment=demo", "seed=1"])
         with pytest.raises(UserError, match="cuda:1: is one device, but each process of torchrun takes"):
             Device.from_name("cuda:1", "fp32")
 
