@@ -9,6 +9,7 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -33,6 +34,10 @@ ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridSweepe
 
 class GridSweeper(Sweeper):
     """Grid sweeper. A failed point does not stop the others; the sweep always ends with its table and an exit code."""
+
+    hydra_context: HydraContext
+    config: DictConfig
+    launcher: Launcher
 
     def __init__(self, params: dict[str, str] | None = None) -> None:
         self.params = params or {}
