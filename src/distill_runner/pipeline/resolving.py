@@ -114,8 +114,8 @@ class _Resolver:
         if model.vocabulary != TRIM:
             return stage
         if not isinstance(stage.tokenizer, ModelSource):
-            problem = "the model has a trimmed vocabulary already, or none of a pre-trained tokenizer"
-            raise UserError(VOCABULARY, TRIM, problem, "Leave it out.")
+            problem = "the model has a trimmed vocabulary already, reads no text, or has one trained on the corpus"
+            raise UserError(VOCABULARY, TRIM, problem, "Leave it out, or set its size: corpus.vocab_size.")
         return replace(stage, tokenizer=TrimmedTokenizer(stage))
 
 
