@@ -87,7 +87,7 @@ def test_rows_of_a_slice_are_counted(tmp_path: Path, compose: Compose) -> None:
     ("splits", "warning"),
     [
         ({"train": ROWS[:40], "validation": ROWS[:20]}, "20 of 20 examples of validation (100 %) are in the training"),
-        ({"train": ROWS[:40], "validation": GOOD[20:]}, "validation has no example of no, which training has"),
+        ({"train": ROWS[:40], "validation": GOOD[20:]}, "validation has no example of no"),
         (
             {"train": [*ROWS[:40], ("", "no")], "validation": ROWS[40:]},
             "1 of 41 examples of train have no text",
@@ -189,7 +189,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=20))
 def test_equal_examples_and_no_others_have_one_hash(rows: list[Row]) -> None:
     """Duplicates between training and validation are counted by hashes: "a","bc" is not "ab","c"."""
-    hashes = example_hashes(list(zip(*rows, strict=True)))
+    hashes = example_hashes(rows)
     assert len(hashes) == len(rows)
     assert len(set(hashes.tolist())) == len(set(rows))
 

@@ -79,7 +79,7 @@ def test_probabilities_are_the_softmax_of_what_is_read(
 @pytest.mark.parametrize(
     ("overrides", "columns", "said"),
     [
-        (["task.probabilities=[p0,p1]"], {"p0": ["0.5"] * 64, "p1": ["0.9"] * 64}, "not a distribution"),
+        (["task.probabilities=[p0,p1]"], {"p0": ["0.5"] * 64, "p1": ["0.9"] * 64}, "which are no probabilities"),
         (
             ["task.logits=[a,b,p0]"],
             dict.fromkeys(["a", "b", "p0"], ["1"] * 64),
@@ -89,7 +89,7 @@ def test_probabilities_are_the_softmax_of_what_is_read(
         (
             ["task.logits=[p0,p1]"],
             {"p0": ["1"] * 64, "p1": ["high"] * 64},
-            "row 0 of split 'train' has 'high', not a number",
+            "row 0 of split 'train' has 'high', not a finite number",
         ),
         ([], {}, "needs columns with its predictions"),
         (["method=alp", "task.logits=[p0,p1]"], {"p0": ["1"] * 64, "p1": ["1"] * 64}, "gives only predictions"),

@@ -126,7 +126,7 @@ def _tokenizer(config: StageConfig, source: Stage | None, model_source: ModelSou
     """Return the tokenizer of a stage.
 
     Raises:
-        UserError: a stage that reads text has none, or there is no size for the vocabulary to train.
+        UserError: a stage that reads text has none, or a model of images, or no size for the vocabulary to train.
     """
     if config.task is not None and not config.task.tokenized:
         return None
@@ -137,6 +137,8 @@ def _tokenizer(config: StageConfig, source: Stage | None, model_source: ModelSou
     if config.model.tokenizer:
         return resolve_source(config.model.tokenizer)
     if (tokenizer := source.tokenizer if source else model_source) is None:
+        if config.task is not None:
+            config.task.check(read_shape(config.model))  # a model of images has none
         remedy = "Take a model's (google-bert/bert-base-uncased), or a student that has one (student=fresh_tiny)."
         raise UserError(".model.tokenizer", None, "a model with new weights needs a tokenizer", remedy)
     return tokenizer

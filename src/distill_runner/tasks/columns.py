@@ -120,23 +120,32 @@ def infer_columns(task: Any) -> dict[str, Any]:
     return {"columns": texts, "label": labels[0] if isinstance(task.label, str) else labels}
 
 
-def infer_label(label_columns: list[str], names: Iterable[str]) -> list[str]:
-    """Return the label columns: those that are set, or the only synonym of the default name.
+def find_label(label_columns: list[str], names: Sequence[str]) -> list[str] | None:
+    """Return the label columns: those that are set, or the only synonym of the default name; None if one is missing.
+
+    Raises:
+        UserError: several columns could be the label.
+    """
+    if {*label_columns} <= {*names}:
+        return label_columns
+    synonyms = [name for name in names if name.casefold() in LABELS] if label_columns == [LABEL] else []
+    if len(synonyms) > 1:
+        remedy = f"task.label={synonyms[0]}, or another column"
+        raise UserError("task.label", LABEL, f"could be {' or '.join(synonyms)}", remedy)
+    return synonyms or None
+
+
+def infer_label(label_columns: list[str], names: Sequence[str]) -> list[str]:
+    """Return the label columns as ``find_label`` does.
 
     Raises:
         UserError: a column does not exist, or several columns could be the label.
     """
-    names = list(names)
-    missing = [name for name in label_columns if name not in names]
-    if not missing:
-        return label_columns
-    synonyms = [name for name in names if name.casefold() in LABELS] if label_columns == [LABEL] else []
-    if len(synonyms) == 1:
-        return synonyms
-    problem, remedy = f"no such column: the data have {listed_names(names)}", "task.label=<column of the labels>"
-    if synonyms:
-        problem, remedy = f"could be {' or '.join(synonyms)}", f"task.label={synonyms[0]}, or another column"
-    raise UserError("task.label", missing[0], problem, remedy)
+    if (found := find_label(label_columns, names)) is None:
+        missing = next(name for name in label_columns if name not in names)
+        problem = f"no such column: the data have {listed_names(names)}"
+        raise UserError("task.label", missing, problem, "task.label=<column of the labels>")
+    return found
 
 
 def text_candidates(types: Mapping[str, str], excluded: Iterable[str]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.images import CHANNELS, Augment, Decoding, Mode
@@ -16,7 +16,7 @@ from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.readers.tables import read_table
 from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.scores import TRANSFER, read_scores, selected_rows, transfer_table
-from distill_runner.tasks.split_account import SplitAccount, image_hashes
+from distill_runner.tasks.split_account import SplitAccount, example_hashes
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import Task
 from distill_runner.tasks.text import SCORE_FIELDS
@@ -74,19 +74,14 @@ class ImagesTask(ClassificationTask):
 
     type: Literal["images"]  # type: ignore[assignment]
     columns: list[str] = Field(min_length=1, max_length=1)
-    max_length: int | None = None  # type: ignore[assignment]
+    max_length: int | None = Field(None, exclude=True)  # type: ignore[assignment]
     mode: Mode = "RGB"
     convert: bool = False
-    resize: tuple[int, int] | None = None
+    resize: tuple[PositiveInt, PositiveInt] | None = None
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     augment: Augment = Augment()
     select_on: str = HELD_OUT
-
-    @field_validator("max_length", mode="before")
-    @classmethod
-    def _has_no_length(cls, _max_length: Any) -> None:
-        return None
 
     @model_validator(mode="after")
     def _normalization_fits_the_channels(self) -> Self:
@@ -96,12 +91,7 @@ class ImagesTask(ClassificationTask):
                 raise UserError(f"task.{name}", list(values), problem)
         if min(self.std) <= 0:
             raise UserError("task.std", list(self.std), "must be above 0: values are divided by it")
-        if self.resize is not None and min(self.resize) < 1:
-            raise UserError("task.resize", list(self.resize), "must be [height, width] in pixels")
         return self
-
-    def spec(self) -> dict[str, Any]:
-        return {name: value for name, value in super().spec().items() if name != "max_length"}
 
     # From rows to batches
 
@@ -124,7 +114,7 @@ class ImagesTask(ClassificationTask):
         return Task.account(self, split, examples, tables)  # images have neither texts nor blanks
 
     def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
-        return None if folder is None else image_hashes(np.load(folder / "images.npy", mmap_mode="r"))
+        return None if folder is None else example_hashes(np.load(folder / "images.npy", mmap_mode="r"))
 
     def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         from distill_runner.datasets.images import decode_images

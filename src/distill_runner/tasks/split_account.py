@@ -3,20 +3,15 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from distill_runner.common.account import AccountLine
 from distill_runner.common.errors import quantity
 from distill_runner.datasets.readers.table import FileRecord, TableRecord
-from distill_runner.tasks.columns import FEW_VALUES, MIN_ROWS, leak, percent
+from distill_runner.tasks.columns import percent
 
-if TYPE_CHECKING:
-    from distill_runner.datasets.tokenization import Examples
-
-MAX_SEARCHED = 20_000
-"""Examples that are searched for their labels; of more, evenly spaced ones."""
 MAX_LISTED = 12
 """Classes, files or columns that a line lists."""
 MANY_CUT, MANY_BLANK, MANY_SHARED = 0.1, 0.01, 0.01
@@ -71,17 +66,6 @@ class SplitAccount:
     def from_json(cls, content: Mapping[str, Any]) -> "SplitAccount":
         return cls(**{**content, "files": [FileRecord(**record) for record in content["files"]]})
 
-    def count_labels(self, labels: np.ndarray | None, names: Sequence[str]) -> None:
-        """Set the number of examples of each class, or the range of scores."""
-        if labels is None:
-            return
-        self.rows = len(labels)
-        if labels.ndim == 1 and np.issubdtype(labels.dtype, np.floating):
-            self.scores = [float(labels.min()), float(labels.mean()), float(labels.max())]
-            return
-        counts = (labels > 0).sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=len(names))
-        self.counts = dict(zip(names, counts.tolist(), strict=True))
-
     @property
     def source(self) -> str:
         """The file or dataset that the split was read from."""
@@ -116,17 +100,9 @@ def effective_number(weights: np.ndarray) -> float:
     return float(weights.sum() ** 2 / np.square(weights).sum())
 
 
-def example_hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
-    """Return a hash (N,), uint64, of the texts of each example, to find examples in two splits."""
-    return _hashes(["\0".join(row).encode() for row in zip(*columns, strict=True)])
-
-
-def image_hashes(images: np.ndarray) -> np.ndarray:
-    """Return a hash (N,), uint64, of the pixels of each image, (N, H, W, C)."""
-    return _hashes([image.tobytes() for image in images])
-
-
-def _hashes(contents: Iterable[bytes]) -> np.ndarray:
+def example_hashes(rows: Iterable[Sequence[str] | np.ndarray]) -> np.ndarray:
+    """Return a hash (N,), uint64, of the texts or of the pixels of each example, to find examples in two splits."""
+    contents = (row.tobytes() if isinstance(row, np.ndarray) else "\0".join(row).encode() for row in rows)
     digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
     return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
@@ -142,23 +118,6 @@ def length_counts(lengths: np.ndarray, cut: int, limit: int, is_sample: bool = F
     return {**counts, "cut": int(cut), "limit": limit, **({"sample": True} if is_sample else {})}
 
 
-def leaks(examples: "Examples", columns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return a warning for each text column from which the label can be read off.
-
-    Args:
-        names: names of the classes; empty for scores.
-    """
-    if examples.labels is None or len(examples) < MIN_ROWS:
-        return []
-    rows = np.unique(np.linspace(0, len(examples) - 1, MAX_SEARCHED).astype(int)).tolist()
-    labels = np.asarray(examples.labels)[rows]
-    sample = [*map(str, labels.tolist())]
-    if len(set(sample)) < 2 or (not names and len(set(sample)) > len(sample) / FEW_VALUES):
-        return []
-    hints = [leak([texts[row] for row in rows], sample) for texts in examples.texts]
-    return [f"{column} gives the label away: {hint}" for column, hint in zip(columns, hints, strict=True) if hint]
-
-
 # --- Lines
 
 
@@ -170,7 +129,7 @@ def data_line(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndar
         unit: what an example is: ``text`` or ``image``.
     """
     train = next(iter(accounts.values()))
-    parts = [", ".join(_sources(accounts))]
+    parts = [short_list(_sources(accounts))]
     if train.texts:
         parts.append(f"{unit} = {' + '.join(train.texts)}")
     if train.label:
@@ -195,7 +154,7 @@ def _sources(accounts: Mapping[str, SplitAccount]) -> list[str]:
     for name, account in accounts.items():
         groups.setdefault(account.source, {})[name] = account
     texts = []
-    for source, members in list(groups.items())[:MAX_LISTED]:
+    for source, members in groups.items():
         account = next(iter(members.values()))
         remarks = list(dict.fromkeys(remark for record in account.files for remark in record.remarks))
         lines = sum(record.lines or 0 for record in account.files)
@@ -207,8 +166,7 @@ def _sources(accounts: Mapping[str, SplitAccount]) -> list[str]:
         if len(members) > 1 or account.rows != account.rows_read:
             text += f": {', '.join(f'{other.rows:,} for {name}' for name, other in members.items())}"
         texts.append(text)
-    rest = len(groups) - MAX_LISTED
-    return texts + ([f"and {rest} more"] if rest > 0 else [])
+    return texts
 
 
 def short_list(names: Sequence[str]) -> str:
@@ -220,14 +178,12 @@ def short_list(names: Sequence[str]) -> str:
 def _surprises(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray]) -> Iterable[str]:
     """Yield what would surprise: examples without text, classes without examples, and examples in two splits."""
     train = next(iter(accounts.values())).counts
-    if absent := [name for name, count in train.items() if not count]:
-        yield f"no training example has the label {short_list(absent)}"
     for name, account in accounts.items():
+        counts = account.counts.items()
+        if missing := [label for label, count in counts if not count and (name == "train" or train.get(label))]:
+            yield f"{name} has no example of {short_list(missing)}"
         if account.blank > MANY_BLANK * account.rows:
             yield f"{account.blank:,} of {account.rows:,} examples of {name} have no text"
-        missing = [label for label, count in account.counts.items() if not count and train.get(label)]
-        if name != "train" and missing:
-            yield f"{name} has no example of {short_list(missing)}, which training has"
         if name != "train" and name in hashes and "train" in hashes:
             count, total = int(np.isin(hashes[name], hashes["train"]).sum()), len(hashes[name])
             if count > MANY_SHARED * total:

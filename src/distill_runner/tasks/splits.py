@@ -117,16 +117,11 @@ class Splits(Dataset):
         test = {}
         for name, split in self.test.items():
             plain = split.removesuffix(OPTIONAL)
-            if plain == split or self._has_own_rows(name, plain):
+            others, task = (self.train, *self.validation.values()), self._with_test({name: plain})
+            has_rows = not any(splits_overlap(plain, other) for other in others) and task.has_files(plain)
+            if plain == split or (has_rows and not any(other and share_rows(task, plain, other) for other in others)):
                 test[name] = plain
         return self._with_test(test)
-
-    def _has_own_rows(self, name: str, split: str) -> bool:
-        """Return whether an optional test split exists, with rows that are neither trained nor validated on."""
-        others, task = (self.train, *self.validation.values()), self._with_test({name: split})
-        if any(splits_overlap(split, other) for other in others) or not task.has_files(split):
-            return False
-        return not any(other and share_rows(task, split, other) for other in others)
 
     def has_files(self, split: str) -> bool:
         """Return whether the folder of a split, if it is local, has the split's files."""

@@ -198,7 +198,15 @@ class Task(Splits):
             tables: what the readers took from the files.
         """
         account = account_of_tables(split, tables, self.columns, self.label_columns)
-        account.count_labels(getattr(examples, "labels", None), self.head.names or ())
+        labels, names = getattr(examples, "labels", None), self.head.names or ()
+        if labels is None:
+            return account
+        account.rows = len(labels)
+        if labels.ndim == 1 and np.issubdtype(labels.dtype, np.floating):
+            account.scores = [float(labels.min()), float(labels.mean()), float(labels.max())]
+        else:
+            counts = (labels > 0).sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=len(names))
+            account.counts = dict(zip(names, counts.tolist(), strict=True))
         return account
 
     def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:

@@ -1,7 +1,5 @@
 """Tasks on one or two texts with a label for each example: classes, sets of labels and scores."""
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,7 +16,19 @@ from distill_runner.datasets.readers.tables import SplitTable, column_names, lis
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import check_names, names_as_text, read_names
-from distill_runner.tasks.columns import LABEL, infer_columns, infer_label, is_blank, is_empty, numbers, typed_values
+from distill_runner.tasks.columns import (
+    FEW_VALUES,
+    LABEL,
+    MIN_ROWS,
+    find_label,
+    infer_columns,
+    infer_label,
+    is_blank,
+    is_empty,
+    leak,
+    numbers,
+    typed_values,
+)
 from distill_runner.tasks.decoding import Decoding, Number
 from distill_runner.tasks.scores import (
     TRANSFER,
@@ -28,7 +38,7 @@ from distill_runner.tasks.scores import (
     selected_rows,
     transfer_table,
 )
-from distill_runner.tasks.split_account import SplitAccount, effective_number, example_hashes, leaks
+from distill_runner.tasks.split_account import SplitAccount, effective_number, example_hashes
 from distill_runner.tasks.splits import HELD_OUT, VALIDATION
 from distill_runner.tasks.task import ExamplePredictions, Task
 
@@ -41,6 +51,8 @@ FORMS = ("probabilities", "logits", "answers")
 """Options that name columns of scores."""
 SCORE_FIELDS = frozenset({*FORMS, "no_answer", "keep", "calibrate", "fitted_on", "gold"})
 """Entries of a task's spec on which the rows with a score depend."""
+MAX_SEARCHED = 20_000
+"""Examples that are searched for their labels; of more, evenly spaced ones."""
 CONFIDENT = re.compile(r"confident:(0?\.\d+|1(?:\.0*)?)")
 """Form of ``keep``, with the lowest confidence."""
 
@@ -121,34 +133,23 @@ class TextTask(Task):
         train_part, validation_part = f"{name}[{order}:{cut}]", f"{name}[{order}{cut}:]"
         if not isinstance(validation, Mapping) or (train == train_part and [*validation.values()] == [validation_part]):
             return fields  # translated before, or refused later
-        if train != name:
-            problem = f"divides a whole split, but task.train={train} is a part of one"
-            raise UserError("task.split_off", share, problem, "Give both parts: train[:900] and train[900:1000].")
-        if len(validation) > 1 or any(key != split for key, split in validation.items()):
-            listed = ", ".join(f"task.validation.{key}={split}" for key, split in validation.items())
-            problem = f"makes a validation split of task.train, but there is {listed}"
-            raise UserError("task.split_off", share, problem, "Leave out one of them: task.validation=null")
+        if train != name or len(validation) > 1 or any(key != split for key, split in validation.items()):
+            given = [f"task.train={train}", *(f"task.validation.{key}={split}" for key, split in validation.items())]
+            problem = f"divides a whole split into training and validation, but there is {', '.join(given)}"
+            raise UserError("task.split_off", share, problem, "Leave it out, or the other options of splits.")
         return {**fields, "train": train_part, "validation": {VALIDATION: validation_part}}
 
     @model_validator(mode="after")
-    def _columns_have_one_role(self) -> Self:
-        weight, scores = self.example_weight, self.prediction_columns
-        for name in self.columns:
-            if name in self.label_columns or name in scores or name == weight:
-                own = "weights" if name == weight else "predictions"
-                problem = f"the column '{name}' holds {'the label' if name in self.label_columns else own}"
-                problem += ", which no model may read"
-                raise UserError("task.columns", format_list(self.columns), problem, "Name only columns of texts.")
-        if weight is not None and not self.weighs_examples:
-            problem = f"tasks of type {self.type} have no weights of examples"
-            raise UserError("task.example_weight", weight, problem, "Leave it out.")
-        if weight in [*self.label_columns, *scores]:
-            problem = f"is the column of {'the labels' if weight in self.label_columns else 'scores'}"
-            raise UserError("task.example_weight", weight, problem, "Name a column of weights.")
-        return self
-
-    @model_validator(mode="after")
-    def _class_names_fit(self) -> Self:
+    def _columns_and_class_names_fit(self) -> Self:
+        weight, held = self.example_weight, dict.fromkeys(self.prediction_columns, "predictions")
+        held |= dict.fromkeys(self.label_columns, "the label")
+        if weight is not None and (not self.weighs_examples or weight in held):
+            problem = f"holds {held[weight]}" if weight in held else f"a task of type {self.type} has no such weights"
+            raise UserError("task.example_weight", weight, problem, "Name another column, or leave it out.")
+        held |= {weight: "weights"} if weight is not None else {}
+        if name := next((name for name in self.columns if name in held), None):
+            problem = f"the column '{name}' holds {held[name]}, which no model may read"
+            raise UserError("task.columns", format_list(self.columns), problem, "Name only columns of texts.")
         if self.labels is not None and not self.has_classes:
             problem = f"a {self.type} task has no class names"
             raise UserError("task.labels", format_list(self.labels), problem, "task.labels=null")
@@ -198,18 +199,11 @@ class TextTask(Task):
         if self.gold is not None or (self.columns and not self.prediction_columns):
             return self
 
-        def has_label(names: list[str]) -> bool:
-            try:
-                return all(name in names for name in infer_label(self.label_columns, self.label_candidates(names)))
-            except UserError as error:
-                if "could be" in error.problem:
-                    raise
-                return False
-
         names, split = column_names(self, self.train), next(iter(self.validation.values()))
-        if has_label(names):
+        if find_label(self.label_columns, self.label_candidates(names)) is not None:
             return self.model_copy(update={"gold": "all"})
-        if parse_split(split)[0] != parse_split(self.train)[0] and has_label(column_names(self, split)):
+        others = [] if parse_split(split)[0] == parse_split(self.train)[0] else column_names(self, split)
+        if find_label(self.label_columns, self.label_candidates(others)) is not None:
             return type(self)(**self.model_dump() | {"gold": "evaluation"})
         if not self.prediction_columns:
             infer_label(self.label_columns, names)
@@ -344,21 +338,17 @@ class TextTask(Task):
         Raises:
             UserError: labels are missing, in a test split only some of them; or a label cannot be encoded.
         """
-        values, columns = self.label_values(table), self.label_columns
-        key = format_list(columns) if len(columns) > 1 else "".join(columns)
+        values, key = self.label_values(table), self.label
         if self.is_test(split) and all(is_empty(value) or value == -1 for value in values):
             return None
         if not values:
             problem = f"split '{split}' has no labels (task.gold={self.gold})"
             raise UserError("task.label", key, problem, "Validate on a labeled split.")
-        distinct = {repr(value): value for value in values}  # few; a value may be a list
-        unlabeled = {text for text, value in distinct.items() if self.is_unlabeled(value)}
-        if missing := [value for value in values if unlabeled and repr(value) in unlabeled]:
-            mark = next((value for value in missing if not is_blank(value)), None)
-            example = "empty" if mark is None else f"such as {mark!r}"
-            problem = f"{len(missing)} of {len(values)} rows of split '{split}' have no label ({example})"
-            hint = "" if mark is None else f" If {mark} is a class, name all classes in task.labels."
-            raise UserError("task.label", key, problem, f"Remove these rows, or choose a labeled split.{hint}")
+        if missing := [value for value in values if self.is_unlabeled(value)]:
+            mark = next((value for value in missing if not is_blank(value)), "an empty cell")
+            problem = f"{len(missing)} of {len(values)} rows of split '{split}' have no label, but {mark}"
+            remedy = "Remove these rows, choose a labeled split, or if that is a class, name all in task.labels."
+            raise UserError("task.label", key, problem, remedy)
         return self.encode(values, table, split)
 
     # From rows to batches
@@ -443,10 +433,17 @@ class TextTask(Task):
 
     def leak_warnings(self, examples: Examples) -> list[str]:
         """Return a warning for each column of training texts from which the label can be read off."""
-        return leaks(examples, self.columns, self.names)
+        if examples.labels is None or len(examples) < MIN_ROWS:
+            return []
+        rows = np.unique(np.linspace(0, len(examples) - 1, MAX_SEARCHED).astype(int)).tolist()
+        labels = [*map(str, np.asarray(examples.labels)[rows].tolist())]
+        if len(set(labels)) < 2 or (not self.names and len(set(labels)) > len(labels) / FEW_VALUES):
+            return []
+        hints = [leak([texts[row] for row in rows], labels) for texts in examples.texts]
+        return [f"{name} gives the label away: {hint}" for name, hint in zip(self.columns, hints, strict=True) if hint]
 
     def hashes(self, examples: Examples, folder: Path | None) -> np.ndarray | None:
-        return example_hashes(examples.texts)
+        return example_hashes(zip(*examples.texts, strict=True))
 
     # The model and what its outputs mean
 
@@ -460,14 +457,13 @@ class TextTask(Task):
 
     def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples) -> str | bytes:
         """Return CSV, one row per example: its number, the prediction, and the probability of each class."""
-        text, probabilities = io.StringIO(), list[np.ndarray]()
+        import pandas as pd
+
+        table = pd.DataFrame({"prediction": self.prediction_texts(outputs)})
         if self.has_classes:
-            probabilities = [*self.decoding.probabilities(outputs).T]
-        columns = [[f"{value:.6f}" for value in values] for values in probabilities]
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(["index", "prediction", *(f"p_{name}" for name in self.names)])
-        rows.writerows(zip(range(len(outputs)), self.prediction_texts(outputs), *columns, strict=True))
-        return text.getvalue()
+            table[[f"p_{name}" for name in self.names]] = self.decoding.probabilities(outputs)
+        content: str = table.to_csv(index_label="index", float_format="%.6f", lineterminator="\n")
+        return content
 
     def example_predictions(self, outputs: np.ndarray, split: "Split") -> ExamplePredictions:
         """Return the predictions; several labels are correct together, and have the product of their probabilities."""

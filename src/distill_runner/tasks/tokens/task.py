@@ -233,7 +233,7 @@ class TokensTask(Task):
         return account
 
     def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
-        return example_hashes(examples.texts)
+        return example_hashes(zip(*examples.texts, strict=True))
 
     @property
     def data_summary(self) -> dict[str, Any]:
