@@ -166,8 +166,7 @@ def softmax(outputs: np.ndarray) -> np.ndarray:
     """Return the probabilities of classes, float64, of shape (N, C) as their logits."""
     from scipy import special
 
-    probabilities: np.ndarray = special.softmax(outputs.astype(np.float64), axis=-1)
-    return probabilities
+    return np.asarray(special.softmax(outputs.astype(np.float64), axis=-1))
 
 
 BINS = 15

@@ -19,9 +19,8 @@ from distill_runner.tasks.scores import class_of_column, score_table, task_of_an
 
 def names_as_text(labels: Any) -> Any:
     """Convert numeric names of classes to text, since the override ``task.labels=[0,1]`` is parsed as numbers."""
-    if not isinstance(labels, list | tuple):
-        return labels
-    return [str(label) if isinstance(label, int | float) else label for label in labels]
+    is_list = isinstance(labels, list | tuple)
+    return [str(label) if isinstance(label, int | float) else label for label in labels] if is_list else labels
 
 
 def check_names(labels: list[str], task_type: str, weights: Any = None) -> None:
@@ -88,11 +87,7 @@ def names_of_scores(task: Any) -> list[str]:
             classes = [class_of_column(column, gold) for column in columns]
             if {*classes} == {*range(len(gold))} and len(classes) == len(gold):
                 return [gold[number] for number in classes if number is not None]
-    return names_of_columns(columns)
-
-
-def names_of_columns(columns: Sequence[str]) -> list[str]:
-    """Return the class names in the names of columns, without what all begin with up to a mark: ``p_no``, ``p_yes``."""
+    # What all begin with up to a mark is no part of the names: p_no, p_yes
     parts = [re.findall(r"[^\W_]*[\W_]*", column) for column in columns]
     shared = 0
     while all(len(own) > shared + 2 and own[shared] == parts[0][shared] for own in parts):  # the last part is empty

@@ -55,7 +55,7 @@ class Decoding(ABC):
 
     def confidence(self, outputs_NC: np.ndarray) -> np.ndarray:
         """Return the probability (N,) of the favored class, or the lowest one that a label is present or absent."""
-        raise NotImplementedError
+        return self.likelihood(outputs_NC, self.labels(outputs_NC))
 
     def logits(self, probabilities_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """Return the logits (N, C) of probabilities, which are valid (N,), and what was changed in them."""
@@ -66,8 +66,7 @@ class OneClass(Decoding):
     """Logits of C classes, of which an example has one; labels are class indices (N,)."""
 
     def labels(self, outputs_NC: np.ndarray) -> np.ndarray:
-        labels: np.ndarray = outputs_NC.argmax(axis=1)
-        return labels
+        return np.asarray(outputs_NC.argmax(axis=1))
 
     def indicators(self, labels: np.ndarray, num_outputs: int) -> np.ndarray:
         return np.eye(num_outputs)[labels]
@@ -80,10 +79,6 @@ class OneClass(Decoding):
 
     def likelihood(self, outputs_NC: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return self.probabilities(outputs_NC)[np.arange(len(labels)), labels]
-
-    def confidence(self, outputs_NC: np.ndarray) -> np.ndarray:
-        confidence: np.ndarray = self.probabilities(outputs_NC).max(axis=1)
-        return confidence
 
     def logits(self, probabilities_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """Percentages are divided by 100, errors of rounding removed, and probabilities below 1e-12 raised to that."""
@@ -99,7 +94,7 @@ class OneClass(Decoding):
             rounded = sums[is_rounded]
             sizes = f"sums from {rounded.min():.4g} to {rounded.max():.4g}"
             remarks.append(f"{quantity(len(rounded), 'row', ',')} with {sizes} normalized")
-        is_valid: np.ndarray = (probabilities_NC >= 0).all(axis=1) & (np.abs(probabilities_NC.sum(1) - 1) <= 2 * EXACT)
+        is_valid = np.all(probabilities_NC >= 0, axis=1) & (np.abs(probabilities_NC.sum(1) - 1) <= 2 * EXACT)
         return np.log(np.maximum(probabilities_NC, MIN_PROBABILITY)), is_valid, remarks
 
 
@@ -115,18 +110,15 @@ class LabelSet(Decoding):
     def probabilities(self, outputs_NC: np.ndarray) -> np.ndarray:
         from scipy.special import expit
 
-        probabilities_NC: np.ndarray = expit(outputs_NC.astype(np.float64))
-        return probabilities_NC
+        return np.asarray(expit(outputs_NC.astype(np.float64)))
 
     def likelihood(self, outputs_NC: np.ndarray, labels: np.ndarray) -> np.ndarray:
         probabilities_NC = self.probabilities(outputs_NC)
-        likelihood: np.ndarray = np.where(labels > 0, probabilities_NC, 1 - probabilities_NC).prod(axis=1)
-        return likelihood
+        return np.asarray(np.where(labels > 0, probabilities_NC, 1 - probabilities_NC).prod(axis=1))
 
     def confidence(self, outputs_NC: np.ndarray) -> np.ndarray:
         probabilities_NC = self.probabilities(outputs_NC)
-        confidence: np.ndarray = np.maximum(probabilities_NC, 1 - probabilities_NC).min(axis=1)
-        return confidence
+        return np.asarray(np.maximum(probabilities_NC, 1 - probabilities_NC).min(axis=1))
 
     def logits(self, probabilities_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """Probabilities are clipped to 1e-12 .. 1 - 1e-12."""
@@ -142,8 +134,7 @@ class Number(Decoding):
     has_probabilities = False
 
     def labels(self, outputs_NC: np.ndarray) -> np.ndarray:
-        labels: np.ndarray = outputs_NC[:, 0].astype(np.float32)
-        return labels
+        return np.array(outputs_NC[:, 0], dtype=np.float32)
 
     def texts(self, outputs_NC: np.ndarray, names: Sequence[str]) -> list[str]:
         return [f"{value:.3f}" for value in outputs_NC[:, 0]]

@@ -20,7 +20,7 @@ from distill_runner.datasets.readers.tables import SplitTable, read_table
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.columns import is_blank, numbers
 from distill_runner.tasks.decoding import MAX_ROUNDING, OneClass, fitted_temperature
-from distill_runner.tasks.split_account import MAX_LISTED, short_list
+from distill_runner.tasks.split_account import short_list
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
@@ -88,9 +88,9 @@ def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
         outputs = outputs / task.temperature
         remarks.append(f"calibrated: divided by the temperature {task.temperature:.4g}")
     has_score = ~np.isnan(outputs).any(axis=1)
-    columns = format_list(task.prediction_columns)
     if not has_score.any():
-        raise UserError(task.prediction_key, columns, f"no row of split '{split}' has a score")
+        problem = f"no row of split '{split}' has a score"
+        raise UserError(task.prediction_key, format_list(task.prediction_columns), problem)
     if missing := int((~has_score).sum()):
         what = "an answer" if task.answers else "a score"
         remarks.append(f"{missing:,} of {quantity(len(outputs), 'row', ',')} without {what} left out")
@@ -99,13 +99,10 @@ def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
         is_used = has_score.copy()
         is_used[has_score] = task.decoding.confidence(outputs[has_score]) >= float(task.keep.partition(":")[2])
         total, count = int(has_score.sum()), int(is_used.sum())
-        remark = f"{task.keep} keeps {count:,} of {total:,} ({count / total:.1%})"
-        if len(names := task.head.names or ()) <= MAX_LISTED:
-            favors = task.decoding.indicators(task.decoding.labels(outputs), len(names)) > 0
-            of_names = zip(names, favors.T, strict=True)
-            counts = [f"{name} {(is_used & own).sum():,} of {(has_score & own).sum():,}" for name, own in of_names]
-            remark += f": {', '.join(counts)}"
-        remarks.append(remark)
+        favors = task.decoding.indicators(task.decoding.labels(outputs), len(task.head.names)) > 0
+        of_names = zip(task.head.names, favors.T, strict=True)
+        counts = [f"{name} {(is_used & own).sum():,} of {(has_score & own).sum():,}" for name, own in of_names]
+        remarks.append(f"{task.keep} keeps {count:,} of {total:,} ({count / total:.1%}): {short_list(counts)}")
         if not count:
             raise UserError("task.keep", task.keep, f"leaves no row of split '{split}'", "Take a lower probability.")
     return Scores(outputs.astype(np.float32), is_used, remarks)
@@ -261,9 +258,8 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
             parts.append(f"{name} has none, so that their quality is unknown")
             continue
         quality[name] = measured
-        values = [
-            f"{metric} {100 * value:.1f}" for metric, value in measured.items() if metric in task.metric_functions
-        ]
+        known = task.metric_functions
+        values = [f"{metric} {100 * value:.1f}" for metric, value in measured.items() if metric in known]
         parts.append(f"{name}: {', '.join(values)}")
         if measured.get("accuracy", 1.0) < measured.get("chance", 0.0):
             warnings.append(f"on {name} the scores are right less often than one constant class: are columns swapped?")
@@ -278,9 +274,8 @@ def quality_of(task: Any, split: str) -> dict[str, Any] | None:
     if not has_columns or (labeled := labeled_scores(task, table, split)) is None:
         return None
     outputs = (labeled[0] / (task.temperature if task.calibrate else 1)).astype(np.float32)
-    metrics = dict.fromkeys([*task.metrics, *(["accuracy", "ece"] if "ece" in task.metric_functions else [])])
-    metric_names = [metric for metric in metrics if metric in task.metric_functions]
-    measured: dict[str, Any] = {"examples": len(outputs), **compute_metrics(metric_names, outputs, labeled[1])}
+    metrics = [name for name in dict.fromkeys([*task.metrics, "accuracy", "ece"]) if name in task.metric_functions]
+    measured: dict[str, Any] = {"examples": len(outputs), **compute_metrics(metrics, outputs, labeled[1])}
     if np.issubdtype(labeled[1].dtype, np.integer):
         measured["chance"] = float(np.bincount(labeled[1]).max() / len(outputs))
     return measured
