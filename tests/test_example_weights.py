@@ -275,7 +275,7 @@ def test_weights_follow_the_rows_that_are_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"type": "embeddings", "labels": None, "columns": ["a", "b"]}, {"type": "images"}])
 def test_types_without_weights(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="have no weights of examples"):
+    with pytest.raises(UserError, match="has no such weights"):
         task_of(example_weight="w", max_length=options.get("max_length", 16), **{"metrics": None} | options)
 
 

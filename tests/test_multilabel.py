@@ -136,7 +136,7 @@ def test_losses_are_those_of_bernoulli_variables() -> None:
     generator = torch.Generator().manual_seed(0)
     student, teacher = (torch.randn(5, 3, dtype=torch.float64, generator=generator) for _ in range(2))
     labels = (torch.rand(5, 3, generator=generator) > 0.5).float()
-    batch: Any = SimpleNamespace(labels=labels, gold=labels, example_weights=None)
+    batch: Any = SimpleNamespace(labels=labels, gold=labels, output_weights=None)
     p = 1 / (1 + np.exp(-student.numpy()))
     expected = -np.where(labels.numpy() > 0, np.log(p), np.log(1 - p)).mean()
     assert LabelSets().label_loss(student, batch).item() == pytest.approx(expected, rel=1e-12)

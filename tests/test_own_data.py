@@ -177,7 +177,7 @@ def test_balanced_weights_make_classes_count_the_same(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.class_weights, 30 / (2 * counts), rtol=1e-6)
     assert np.dot(found.class_weights, counts) == pytest.approx(30)
     logits = torch.randn(30, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    batch: Any = SimpleNamespace(labels=torch.from_numpy(labels), gold=torch.from_numpy(labels), example_weights=None)
+    batch: Any = SimpleNamespace(labels=torch.from_numpy(labels), gold=torch.from_numpy(labels), output_weights=None)
     single = -logits.log_softmax(-1)[torch.arange(30), batch.labels]
     expected = sum(single[batch.labels == c].mean() / 2 for c in (0, 1))
     assert found.outputs.label_loss(logits, batch).item() == pytest.approx(float(expected), rel=1e-5)

@@ -147,7 +147,7 @@ class Student:
         def with_account(outputs: "np.ndarray", split: "Split", examples: "Examples") -> Any:
             account = task.account(TEST, examples, tables)
             line = data_line({file.name: account}, {}, "text" if task.tokenized else "image")
-            return task.prediction_content(outputs, split, examples, suffix), line
+            return task.prediction_file(outputs, split, examples, suffix), line
 
         try:
             with recorded_tables() as tables:

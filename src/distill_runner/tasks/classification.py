@@ -177,14 +177,13 @@ def unknown_label(labels: list[str], name: str, in_data: list[str], column: str,
         in_data: all labels of the split.
     """
     problem = f"split '{split}' has the label {name!r}, which is not among these labels"
-    own, others = set(map(normalized_label, labels)), set(map(normalized_label, in_data))
-    names = in_data
-    if not own.isdisjoint(others):
-        names = [*labels, *(other for other in in_data if normalized_label(other) not in own)]
+    own = set(map(normalized_label, labels))
+    new = [other for other in in_data if normalized_label(other) not in own]
+    names = in_data if len(new) == len(in_data) else [*labels, *new]
     remedy = shlex.quote(f"task.labels={format_list(names)}")
     if len(names) > MAX_CLASSES:
         remedy = f"Is the column {column} an id? It has {len(in_data):,} different values. Or name all in task.labels."
-    elif own.isdisjoint(others):
+    elif names is in_data:
         remedy = f"Do all splits have the same labels? {remedy}"
     label_list = format_list(labels) if len(labels) <= MAX_CLASSES else f"[{listed_names(labels)}]"
     return UserError("task.labels", label_list, problem, remedy)

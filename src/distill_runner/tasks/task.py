@@ -385,22 +385,16 @@ class Task(Splits):
         """
 
     @abstractmethod
-    def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples) -> str | bytes:
+    def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples, suffix: str = "") -> str | bytes:
         """Return the content of the file that ``distill-run predict`` writes.
 
         Args:
             examples: the examples that ``split`` was written from.
-        """
-
-    def prediction_content(self, outputs: np.ndarray, split: "Split", examples: Examples, suffix: str) -> str | bytes:
-        """Return ``prediction_file`` in the format that the ending of a file's name asks for, if there are several.
-
-        Args:
-            suffix: the ending, such as ``.npy``; empty for the default format.
+            suffix: the ending of the file's name, such as ``.npy``, for types with several formats; empty for the
+                default format.
         Raises:
             UserError: there is no such format.
         """
-        return self.prediction_file(outputs, split, examples)
 
 
 def _all_fields(schema: type[Any]) -> set[str]:

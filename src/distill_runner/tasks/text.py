@@ -455,7 +455,7 @@ class TextTask(Task):
     def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
         return self.decoding.texts(outputs, self.names if names else [*map(str, range(len(self.names)))])
 
-    def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples) -> str | bytes:
+    def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples, suffix: str = "") -> str | bytes:
         """Return CSV, one row per example: its number, the prediction, and the probability of each class."""
         import pandas as pd
 

@@ -355,10 +355,10 @@ class TokensTask(Task):
         """Return the most probable tag of each output, without decoding."""
         return [self.tagset.names[number] if names else str(number) for number in outputs.argmax(axis=1)]
 
-    def prediction_content(self, outputs: np.ndarray, split: Any, examples: Any, suffix: str) -> str:
-        """Return words with their tags for a ``.conll`` file, and else ``prediction_file``."""
+    def prediction_file(self, outputs: np.ndarray, split: Any, examples: Any, suffix: str = "") -> str:
+        """Return words with their tags for a ``.conll`` file, and else the predicted entities as JSON lines."""
         if suffix.lower() not in CONLL_SUFFIXES:
-            return self.prediction_file(outputs, split, examples)
+            return self._entity_lines(outputs, split, examples)
         names = [self.tagset.names[tag] for tag in self.decode(outputs, split)[0]]
         blocks = []
         for sentence, first, last in zip(examples.items, split.bounds[:-1], split.bounds[1:], strict=True):
@@ -367,7 +367,7 @@ class TokensTask(Task):
             blocks += ["".join(lines) + "\n"] if lines else []  # the format has no sentences without words
         return "".join(blocks)
 
-    def prediction_file(self, outputs: np.ndarray, split: Any, examples: Any) -> str:
+    def _entity_lines(self, outputs: np.ndarray, split: Any, examples: Any) -> str:
         """Return the predicted entities as JSON lines, which can be read as data of this task type again."""
         tags, logs = self.decode(outputs, split)
         probability = np.exp(logs[np.arange(len(tags)), tags])

@@ -117,10 +117,7 @@ class VectorTask(TextTask):
         """Return the mean cosine of vectors of the same texts."""
         return float(cosines(outputs, reference).mean())
 
-    def prediction_file(self, outputs: np.ndarray, split: Any, examples: Examples) -> bytes:
-        return self.prediction_content(outputs, split, examples, ".npy")
-
-    def prediction_content(self, outputs: np.ndarray, split: Any, examples: Examples, suffix: str) -> bytes:
+    def prediction_file(self, outputs: np.ndarray, split: Any, examples: Examples, suffix: str = "") -> bytes:
         """Return the vectors as a file: ``.npy``, or ``.parquet`` with one column of lists for each column of texts.
 
         The array is float32, (N, C); with several columns of texts it is (N, columns, C).
