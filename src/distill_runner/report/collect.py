@@ -20,7 +20,7 @@ TYPES: dict[Any, str] = {
     float: "score teacher_score seconds examples_per_second",
     dict[str, Any]: "student settings data test published teacher_model",
     dict[str, float]: "metrics",
-    dict[str, str | float | None]: "conditions",
+    dict[str, str | float | bool | None]: "conditions",
     dict[str, dict[str, Any]]: "specs",
     list[Any]: "history assumptions labels",
     list[dict[str, Any]]: "account",

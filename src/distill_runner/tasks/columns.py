@@ -141,11 +141,11 @@ def infer_label(label_columns: list[str], names: Sequence[str]) -> list[str]:
     Raises:
         UserError: a column does not exist, or several columns could be the label.
     """
-    if (found := find_label(label_columns, names)) is None:
+    if (columns := find_label(label_columns, names)) is None:
         missing = next(name for name in label_columns if name not in names)
         problem = f"no such column: the data have {listed_names(names)}"
         raise UserError("task.label", missing, problem, "task.label=<column of the labels>")
-    return found
+    return columns
 
 
 def text_candidates(types: Mapping[str, str], excluded: Iterable[str]) -> list[str]:

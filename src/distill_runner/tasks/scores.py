@@ -258,8 +258,8 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
             parts.append(f"{name} has none, so that their quality is unknown")
             continue
         quality[name] = measured
-        known = task.metric_functions
-        values = [f"{metric} {100 * value:.1f}" for metric, value in measured.items() if metric in known]
+        functions = task.metric_functions
+        values = [f"{metric} {100 * value:.1f}" for metric, value in measured.items() if metric in functions]
         parts.append(f"{name}: {', '.join(values)}")
         if measured.get("accuracy", 1.0) < measured.get("chance", 0.0):
             warnings.append(f"on {name} the scores are right less often than one constant class: are columns swapped?")

@@ -134,21 +134,21 @@ class TextTask(Task):
         if not isinstance(validation, Mapping) or (train == train_part and [*validation.values()] == [validation_part]):
             return fields  # translated before, or refused later
         if train != name or len(validation) > 1 or any(key != split for key, split in validation.items()):
-            given = [f"task.train={train}", *(f"task.validation.{key}={split}" for key, split in validation.items())]
-            problem = f"divides a whole split into training and validation, but there is {', '.join(given)}"
+            splits = [f"task.train={train}", *(f"task.validation.{key}={split}" for key, split in validation.items())]
+            problem = f"divides a whole split into training and validation, but there is {', '.join(splits)}"
             raise UserError("task.split_off", share, problem, "Leave it out, or the other options of splits.")
         return {**fields, "train": train_part, "validation": {VALIDATION: validation_part}}
 
     @model_validator(mode="after")
     def _columns_and_class_names_fit(self) -> Self:
-        weight, held = self.example_weight, dict.fromkeys(self.prediction_columns, "predictions")
-        held |= dict.fromkeys(self.label_columns, "the label")
-        if weight is not None and (not self.weighs_examples or weight in held):
-            problem = f"holds {held[weight]}" if weight in held else f"a task of type {self.type} has no such weights"
+        weight, roles = self.example_weight, dict.fromkeys(self.prediction_columns, "predictions")
+        roles |= dict.fromkeys(self.label_columns, "the label")
+        if weight is not None and (not self.weighs_examples or weight in roles):
+            problem = f"holds {roles[weight]}" if weight in roles else f"a task of type {self.type} has no such weights"
             raise UserError("task.example_weight", weight, problem, "Name another column, or leave it out.")
-        held |= {weight: "weights"} if weight is not None else {}
-        if name := next((name for name in self.columns if name in held), None):
-            problem = f"the column '{name}' holds {held[name]}, which no model may read"
+        roles |= {weight: "weights"} if weight is not None else {}
+        if name := next((name for name in self.columns if name in roles), None):
+            problem = f"the column '{name}' holds {roles[name]}, which no model may read"
             raise UserError("task.columns", format_list(self.columns), problem, "Name only columns of texts.")
         if self.labels is not None and not self.has_classes:
             problem = f"a {self.type} task has no class names"
