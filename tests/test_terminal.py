@@ -61,7 +61,7 @@ def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
     monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.0)
-    clock = iter(range(0, 100, 5))
+    clock = iter(range(5, 100, 5))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     with caplog.at_level(logging.INFO), Stages({"teacher": 300.0, "student": 100.0}) as stages:
         bar = stages.bar("teacher")
