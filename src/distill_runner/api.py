@@ -134,7 +134,7 @@ def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True)
     outputs = Path(outputs).absolute()
     all_overrides = [*overrides]
     config, typed = _typed(all_overrides)
-    if config.store.dir == DEFAULT_STORE and "DISTILL_STORE_DIR" not in os.environ:
+    if config.store.dir == DEFAULT_STORE and not os.environ.get("DISTILL_STORE_DIR"):
         all_overrides.append(f"store.dir={outputs / 'store'}")
         config, typed = _typed(all_overrides)
     folder = outputs / "runs" / run_key(_root_=config)

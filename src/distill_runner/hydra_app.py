@@ -98,6 +98,9 @@ def run(config: DictConfig) -> Mapping[str, Any]:
     protect_output()  # a point of a sweep is a process of its own
     hydra = HydraConfig.get()
     overrides, folder = hydra.overrides.task, Path(hydra.runtime.output_dir).absolute()
+    if hydra.job.chdir:
+        problem = "would start each run in a folder of its own, from which relative paths and the store are others"
+        raise UserError("hydra.job.chdir", "true", problem, "Leave it out; every run has its folder: hydra.run.dir.")
     try:
         typed = typed_run(config, overrides)
         for line in unread_settings(config, typed, overrides, hydra.runtime.choices):

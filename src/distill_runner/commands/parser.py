@@ -221,7 +221,7 @@ A run builds missing artifacts again. The folder of a run has its own copy of th
 )
 def _store(parser: Parser) -> None:
     parser.add_argument("action", nargs="?", choices=["list", "delete"], default="list")
-    folder = os.environ.get("DISTILL_STORE_DIR", "outputs/store")
+    folder = os.environ.get("DISTILL_STORE_DIR") or "outputs/store"
     parser.add_argument("--store", default=folder, help="folder of the store (default: %(default)s)")
     parser.add_argument("--kind", action="append", default=[], help="all artifacts of this kind, such as checkpoints")
     key = "one artifact, by the first digits of its key; may be repeated"

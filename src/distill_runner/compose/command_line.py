@@ -10,6 +10,8 @@ from typing import Any
 import hydra
 from hydra._internal.utils import get_args_parser  # private: the only list of Hydra's options and of which take a value
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -44,6 +46,10 @@ Subcommands, each with --help:
 Tab completion:  eval "$(distill-run completion bash)"      or zsh
 Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FULL_ERROR=1
 """
+LISTS = (
+    r"task\.(?:columns|train_columns|labels|metrics|probabilities|logits|answers|no_answer)|teacher\.(?:labels|sources)"
+)
+"""Options that hold a list, which a grid does not vary."""
 OPTIMIZERS = {
     "optuna": (
         "hydra.sweeper.direction=maximize",
@@ -107,13 +113,18 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
         if argument.startswith("-"):
             remedy = "What a run does is written <key>=<value>, such as task=rte. See distill-run --help."
             raise UserError(argument, None, "there is no such option", remedy)
+    for option in ("config_name", "config_path"):
+        if value := getattr(parsed, option):
+            problem = "cannot be chosen: the configuration is that of the package, with your files beside it"
+            remedy = "Put your files into conf/ here, or name their folder: --config-dir=<folder>"
+            raise UserError(f"--{option.replace('_', '-')}", value, problem, remedy)
     overrides, folder, multirun = [*parsed.overrides, *rest], parsed.config_dir, parsed.multirun
     folders.use_folder(folder)  # Hydra would search it after the package's own folder
     config_dir = ("--config-dir", "-cd", folder, f"--config-dir={folder}", f"-cd={folder}")
     options = [argument for argument in arguments if argument not in (*overrides, *config_dir)]
     if not options and any(override.startswith("sweep=") for override in overrides):
         options, multirun = ["-m"], True  # the file says so too, but Hydra may fail before it reads the file
-    overrides = [expand_shorthand(override) for override in overrides]
+    overrides = [quoted(expand_shorthand(override)) for override in overrides]
     for override in overrides:
         name, _, value = override.lstrip("+").partition("=")
         if value.startswith("[") and folders.choices(name):  # Hydra would merge them
@@ -130,8 +141,8 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
 def expand_shorthand(override: str) -> str:
     """Expand the shorthands in an override.
 
-    ``student.init=random`` stands for ``student.init.layers=random``, and ``task.columns=a,b`` for a list. Lists need
-    no brackets there because zsh reads brackets as a pattern, and no grid varies columns, class names or metrics.
+    ``student.init=random`` stands for ``student.init.layers=random``, and ``task.columns=a,b`` for a list, as all of
+    ``LISTS``: zsh reads brackets as a pattern.
 
     A part of a split, ``train[:90%]``, and a metric with an address get quotes, which Hydra's grammar needs.
     """
@@ -140,9 +151,23 @@ def expand_shorthand(override: str) -> str:
         names = (name if name[:1] in "'\"" else f"'{name.strip()}'" for name in metrics[1].split(","))
         return f"task.metrics=[{','.join(names)}]"
     if not override.endswith("=null"):
-        lists = r"^task\.(columns|labels|metrics|probabilities|logits)=([\w. -]+(?:,[\w. -]+)*)$"
-        override = re.sub(lists, r"task.\1=[\2]", override)
+        override = re.sub(rf"^({LISTS})=([^][{{}}()'\"]+)$", r"\1=[\2]", override)
     return re.sub(r"^student\.init=([\w,]+)$", r"student.init.layers=\1", override)
+
+
+def quoted(override: str) -> str:
+    """Quote the values that Hydra's grammar takes only in quotes: =, #, ~, apostrophes, letters outside ASCII."""
+    key, equals, value = override.partition("=")
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        opening, inner, closing = value[:1], value[1:-1], value[-1:]
+        is_list = (opening, closing) == ("[", "]")
+        if equals and (is_list or opening not in "[{'\"") and not re.search(r"[\[\]{}\"]", inner):
+            escaped = (part.strip().replace("'", r"\'") for part in (inner if is_list else value).split(","))
+            text = ",".join(f"'{part}'" for part in escaped)
+            return f"{key}=[{text}]" if is_list else f"{key}={text}"
+    return override
 
 
 def _as_axis(override: str) -> str:

@@ -183,6 +183,11 @@ def plan_suffix(plan: Any) -> str:
     return f"-plan-{os.getpid()}" if plan is True else ""
 
 
+def variable(name: str, default: Any) -> Any:
+    """Return an environment variable, or ``default`` if it is not set or empty."""
+    return os.environ.get(name) or default
+
+
 RESOLVERS = (
     beta,
     choose,
@@ -196,6 +201,7 @@ RESOLVERS = (
     recipe,
     single_stage,
     run_key,
+    variable,
 )
 
 

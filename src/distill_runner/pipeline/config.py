@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError
@@ -23,7 +23,7 @@ class StoreConfig(Schema):
         dir: folder of the store. The environment variable DISTILL_STORE_DIR changes its default, ``outputs/store``.
     """
 
-    dir: Path
+    dir: Annotated[Path, AfterValidator(Path.expanduser)]
 
 
 class PredictionSource(Schema):

@@ -1,0 +1,32 @@
+"""Values reach the configuration as they were typed, whatever Hydra's grammar takes without quotes."""
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill_runner.common.errors import UserError
+from distill_runner.compose.command_line import expand_shorthand, hydra_arguments, quoted
+
+TEXTS = st.text(st.characters(exclude_characters='[]{}()"\\,$', exclude_categories=("C", "Z")), min_size=1)
+"""Names of files and classes without what a list, a mapping, a sweep or an interpolation is written with."""
+PARSER = OverridesParser.create()
+
+
+@given(TEXTS.filter(lambda text: text[0] != "'"))
+def test_a_value_is_what_was_typed(text: str) -> None:
+    assert str(PARSER.parse_override(quoted(f"task.dataset=data/{text}")).value()) == f"data/{text}"
+
+
+@given(st.lists(TEXTS.filter(lambda text: "'" not in text), min_size=1))
+def test_a_list_needs_no_brackets(texts: list[str]) -> None:
+    typed = ",".join(f"x{text}" for text in texts)
+    for value in (typed, f"[{typed}]"):
+        parsed = PARSER.parse_override(quoted(expand_shorthand(f"task.answers={value}"))).value()
+        assert list(map(str, parsed)) == typed.split(",")
+
+
+@pytest.mark.parametrize("option", ["--config-name", "--config-path"])
+def test_the_configuration_cannot_be_chosen(option: str) -> None:
+    with pytest.raises(UserError, match=rf"^{option}=other: cannot be chosen.*\n.*--config-dir"):
+        hydra_arguments(["task=rte", option, "other"])
