@@ -147,7 +147,7 @@ def test_states_of_first_pieces_are_compared(tokens: Callable[..., RunConfig]) -
     assert term.mean_over == "output"
 
     class Batch:
-        head_tokens, example_weights = torch.tensor([1, 2, 5]), None
+        head_tokens, example_weights, output_weights = torch.tensor([1, 2, 5]), None, None
 
     loss = term(Features(states=student), Features(states=teacher), Batch(), Progress(0, 0, 1, 1))
     expected = 0.0
