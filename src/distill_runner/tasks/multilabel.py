@@ -105,16 +105,13 @@ class MultiLabelTask(TextTask):
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         """Return float32 (N, C): 1 where an example has the label, else 0."""
-        labels = self.names
-        if isinstance(self.label, list):
-            for row in values:
-                for name, value in zip(self.label, row, strict=True):
-                    if _flag(value) is None:
-                        problem = f"split '{split}' holds {value!r} in a column of 0 and 1"
-                        raise UserError("task.label", name, problem, "Give each label a column of 0 and 1.")
-            return np.array([list(map(_flag, row)) for row in values], dtype=np.float32)
-        rows = [self._items(value, split) for value in values]
-        if self._are_flags(rows, len(labels), split):
+        labels = self.label if isinstance(self.label, list) else self.names
+        rows = values if labels is self.label else [self._items(value, split) for value in values]
+        if labels is self.label or self._are_flags(rows, len(labels), split):
+            cells = ((name, cell) for row in rows for name, cell in zip(labels, row, strict=True))
+            if wrong := next((pair for pair in cells if _flag(pair[1]) is None), None):
+                problem = f"split '{split}' holds {wrong[1]!r} for the label {wrong[0]}, in a column of 0 and 1"
+                raise UserError("task.label", self.label, problem, "Give each label a column of 0 and 1.")
             return np.array([list(map(_flag, row)) for row in rows], dtype=np.float32)
         index = {normalized_label(name): number for number, name in enumerate(labels)}
         encoded = np.zeros((len(values), len(labels)), dtype=np.float32)
