@@ -114,13 +114,14 @@ def test_the_image_copies_what_the_context_has() -> None:
 def test_other_shards_are_refused(shard: str) -> None:
     with pytest.raises(UserError, match=r"sweep\.shard=.*must be i/n, with i from 0 to n - 1\n"):
         SweepConfig(shard=shard)
-
-
-def test_more_shards_than_points_are_refused() -> None:
     with pytest.raises(UserError, match=r"sweep\.shard=0/5: the sweep has only 4 points\n.*at most 4 parts"):
         SweepConfig(shard="0/5").shard_of(grid(4))
+
+
+@pytest.mark.parametrize("alone", [{"shard": "0/4"}, {"wait": False}])
+def test_halving_needs_all_scores(alone: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"sweep\.halving=2: compares all points"):
-        SweepConfig(shard="0/4", halving=2)
+        SweepConfig(halving=2, **alone)
 
 
 @pytest.mark.slow

@@ -16,12 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import distill_runner
 from benchmarks import frontier_errors
 from distill_runner.common.errors import UserError
 from distill_runner.common.process import pinned_cpus
+from distill_runner.deploy import frontier_sweep, onnx, serving
 from distill_runner.deploy.frontier import (
     FrontierRow,
     choice,
@@ -31,7 +34,7 @@ from distill_runner.deploy.frontier import (
     teacher_notes,
     with_tests,
 )
-from distill_runner.deploy.measure import RunningCost, conditions, median_interval
+from distill_runner.deploy.measure import RunningCost, median_interval
 from distill_runner.report.resampling import clustered_scores, paired_scores
 from distill_runner.tasks import make_task
 from helpers.command import distill_run
@@ -43,21 +46,9 @@ def row(
     name: str, form: str = "ONNX", size: int = 1, score: float = 0.5, p: float | None = 1.0, **fields: Any
 ) -> FrontierRow:
     family = None if name == "teacher" else "cut"
-    difference = None if family is None else score - 0.9
-    p = None if family is None else p
-    values = {"cost": cost(1.0), **fields}
-    return FrontierRow(
-        name=name,
-        form=form,
-        family=family,
-        num_bytes=size,
-        seeds=1,
-        score=score,
-        interval=(score, score),
-        difference=difference,
-        p=p,
-        **values,
-    )
+    difference, p = (None, None) if family is None else (score - 0.9, p)
+    values: dict[str, Any] = {"cost": cost(1.0), "difference": difference, "p": p, **fields}
+    return FrontierRow(name, form, family, num_bytes=size, seeds=1, score=score, interval=(score, score), **values)
 
 
 def cost(median: float, half: float = 0.1) -> RunningCost:
@@ -202,18 +193,18 @@ def test_threads_are_pinned_only_within_the_context() -> None:
     assert os.sched_getaffinity(0) == allowed
 
 
-def test_the_conditions_of_a_measurement_are_said() -> None:
-    assert "2 threads pinned to CPU 0, 1; load " in conditions(2, [0, 1])
+def sweep_of(task: Any) -> Any:
+    """A grid of one point, as far as its check reads it."""
+    teacher = SimpleNamespace(key="k", has_head=True, config=SimpleNamespace(prediction_source=None))
+    stage = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=teacher)
+    point = SimpleNamespace(stage=stage, overrides=(), error=None)
+    return SimpleNamespace(points=[point], point=lambda _: point)
 
 
 def test_students_that_cannot_be_exported_are_refused_before_training() -> None:
-    from distill_runner.deploy.frontier_sweep import require_frontier
-
     pytest.importorskip("onnxruntime")
-    task = SimpleNamespace(exportable=False, type="images")
-    stage = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=None)
     with pytest.raises(UserError, match=r"task\.type=images are not exported"):
-        require_frontier(SimpleNamespace(points=[SimpleNamespace(stage=stage)]))  # type: ignore[arg-type]
+        frontier_sweep.require_frontier(sweep_of(SimpleNamespace(exportable=False, type="images")))
 
 
 @pytest.mark.parametrize(
@@ -227,27 +218,21 @@ def test_students_that_cannot_be_exported_are_refused_before_training() -> None:
 def test_a_service_puts_the_prompt_before_texts_or_is_refused(
     fields: dict[str, Any], served: list[str] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from distill_runner.deploy import frontier_sweep, serving
-
     metric = "ndcg_at_10" if fields["type"] == "retrieval" else "spearman"
     task = make_task(name="t", dataset="d", epochs=1, max_length=16, metrics=[metric], validation={"v": "v"}, **fields)
-    monkeypatch.setattr(frontier_sweep, "require_onnx", lambda: None)
+    monkeypatch.setattr(onnx, "require_onnx", lambda: None)
     monkeypatch.setattr(serving, "OnnxEngine", lambda *_: SimpleNamespace(names=["input_ids"], outputs=["o"]))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    teacher = SimpleNamespace(key="k", has_head=True, config=SimpleNamespace(prediction_source=None))
-    stage = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=teacher)
-    point = SimpleNamespace(stage=stage, overrides=(), error=None)
-    grid: Any = SimpleNamespace(points=[point], point=lambda _: point)
     if served is None:
         with pytest.raises(UserError, match=r"task\.(include|query)_prompt"):
-            frontier_sweep.require_frontier(grid)
+            frontier_sweep.require_frontier(sweep_of(task))
         return
-    frontier_sweep.require_frontier(grid)
-    service = serving.Service(tmp_path, "f", task)
+    frontier_sweep.require_frontier(sweep_of(task))
+    program = serving.serving_program(tmp_path, "f", task)
     assert task.served_prompt() == served[0]
-    assert served[1] in service.program
-    compile(service.program, "serve.py", "exec")
-    assert ("text-embeddings-inference" in service.commands[1]) == (not served[0])
+    assert served[1] in program
+    compile(program, "serve.py", "exec")
+    assert ("text-embeddings-inference" in serving.serving_commands(tmp_path, "f", task)) == (not served[0])
 
 
 # --- End to end
@@ -258,8 +243,6 @@ def test_static_int8_gives_about_what_float32_gives(tmp_path: Path) -> None:
     """Two products with a layer between, calibrated on inputs of several lengths."""
     pytest.importorskip("onnxruntime")
     from onnx import TensorProto, helper, numpy_helper, save
-
-    from distill_runner.deploy.onnx import OnnxEngine, quantize_static
 
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((16, 32), (32, 3))]
@@ -273,9 +256,9 @@ def test_static_int8_gives_about_what_float32_gives(tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], parameters)
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "model.onnx")
     inputs = [{"x": rng.standard_normal((length, 16)).astype(np.float32)} for length in range(3, 30)]
-    file = quantize_static(tmp_path / "model.onnx", tmp_path / "static", inputs)
+    file = onnx.quantize_static(tmp_path / "model.onnx", tmp_path / "static", inputs)
     assert file.name.startswith("model_static_")
-    exact, quantized = (OnnxEngine(path, 1)(inputs[5]) for path in (tmp_path / "model.onnx", file))
+    exact, quantized = (onnx.OnnxEngine(path, 1)(inputs[5]) for path in (tmp_path / "model.onnx", file))
     assert 0 < np.abs(exact - quantized).mean() < 0.1 * np.abs(exact).mean()
 
 
@@ -343,8 +326,10 @@ def test_the_same_command_again_exports_nothing(frontier_folder: tuple[Path, lis
 
 @pytest.mark.slow
 def test_the_folder_says_nothing_of_this_machine(frontier_folder: tuple[Path, list[str], str]) -> None:
+    """The exporter's stack traces hold the folders of whoever exports, and with them a user's name."""
     folder, _, _ = frontier_folder
-    names = {str(Path.home()), str(folder), folder.parent.name, socket.gethostname()}
+    packages = {str(Path(file).parent) for file in (distill_runner.__file__, torch.__file__)}
+    names = packages | {str(Path.home()), str(folder), folder.parent.name, socket.gethostname()}
     for file in sorted((folder / "outputs" / "frontier" / "data" / "best").rglob("*")):
         content = file.read_bytes() if file.is_file() else b""
         assert not [name for name in names if len(name) > 3 and name.encode() in content], file

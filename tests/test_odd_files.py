@@ -148,6 +148,7 @@ def student(tmp_path_factory: pytest.TempPathFactory, tiny_bert_folder: Path) ->
     }
     task |= {"max_length": 48, "epochs": 1, "label": "label", "type": "classification", **SPLITS}
     (folder / "config.yaml").write_text(yaml.safe_dump({"stages": {"student": {"task": task}}}))
+    (folder / "result.json").write_text('{"data": {}, "labels": []}')
     return folder
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,16 +50,13 @@ class FakeRay:
 
     exceptions = SimpleNamespace(RayError=RuntimeError)
 
-    def nodes(self) -> list[Any]:
-        return [{}, {}]
-
-    def put(self, value: Any) -> Any:
-        return value
+    nodes: Any = staticmethod(lambda: [{}, {}])
+    put: Any = staticmethod(lambda value: value)
 
     def remote(self, **_options: Any) -> Callable[..., Any]:
         return lambda function: SimpleNamespace(remote=lambda shared, number, job: (number, job[0]))
 
-    def wait(self, tasks: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+    def wait(self, tasks: list[Any]) -> tuple[list[Any], list[Any]]:
         return tasks[:1], tasks[1:]
 
     def get(self, task: tuple[int, str]) -> tuple[int, str]:
@@ -70,7 +68,7 @@ class FakeRay:
 def test_points_that_are_given_up_are_told(made: launcher.RayLauncher, caplog: pytest.LogCaptureFixture) -> None:
     vars(made).update(_cluster=FakeRay(), hydra_context=None, config=None, task_function=None)
     caplog.set_level("INFO")
-    assert made.launch([["well"], ["lost"]], 3) == [(3, "well")]
+    assert list[Any](made.launch([["well"], ["lost"]], 3)) == [(3, "well")]
     assert caplog.messages == [
         "2 tasks for Ray on 2 nodes",
         "1 of 2 tasks have ended",
@@ -91,10 +89,8 @@ class Node:
     def kill(self) -> None:
         """As if its machine had lost power: no process of it gets to say a word."""
         for number in [self.process.pid, *below(self.process.pid)]:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         self.process.wait()
 
 

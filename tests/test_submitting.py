@@ -13,7 +13,7 @@ from distill_runner.pipeline import status
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping import slurm_queue
-from distill_runner.sweeping.points import Grid, GridPoint, SweepConfig
+from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.slurm_queue import queued_jobs, submit_grid, submitter
 
 Compose = Callable[..., RunConfig]
@@ -121,8 +121,3 @@ def test_jobs_are_read_from_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="squeue"):
         queued_jobs()
-
-
-def test_halving_needs_scores() -> None:
-    with pytest.raises(UserError, match=r"sweep\.halving"):
-        SweepConfig(wait=False, halving=2)

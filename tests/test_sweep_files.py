@@ -119,24 +119,20 @@ def test_a_point_that_cannot_run_leaves_the_others_alone(
     assert broken.description["transfer"]["name"] == "wiki_paragraphs"
 
 
-@pytest.mark.parametrize(
-    ("sweep", "of_rte", "of_stsb"),
-    [
-        pytest.param("table1", 8, 8, marks=pytest.mark.slow),  # NKD, RKD, PKD, CKD-NO, CKD-PO, ALP-NO, ALP-PO, ALP
-        pytest.param("table2", 8, 8, marks=pytest.mark.slow),
-        pytest.param("table3", 7, 7, marks=pytest.mark.slow),  # NKD, RKD, PKD-1, PKD-6, PKD-12, CKD, ALP
-        pytest.param("table4", 6, 6, marks=pytest.mark.slow),  # 3 mappings x 2 numbers of heads
-        pytest.param("grid_teacher", 3, 3, marks=pytest.mark.slow),
-        ("grid_nkd", 3, 3),
-        pytest.param(
-            "grid_rkd", 36, 9, marks=pytest.mark.slow
-        ),  # 3 learning rates x 3 eta x 4 temperatures, which regression does not read
-        pytest.param("grid_pkd", 72, 18, marks=pytest.mark.slow),  # 3 x 6 pairs of eta and lambda x 4
-        pytest.param("grid_ckd", 72, 18, marks=pytest.mark.slow),
-        pytest.param("grid_alp", 72, 18, marks=pytest.mark.slow),
-        pytest.param("seeds", 25, 25, marks=pytest.mark.slow),
-    ],
-)
+OF_ALP_KD = [  # sweep, points on RTE, on STS-B
+    ("grid_nkd", 3, 3),
+    ("table1", 8, 8),  # NKD, RKD, PKD, CKD-NO, CKD-PO, ALP-NO, ALP-PO, ALP
+    ("table2", 8, 8),
+    ("table3", 7, 7),  # NKD, RKD, PKD-1, PKD-6, PKD-12, CKD, ALP
+    ("table4", 6, 6),  # 3 mappings x 2 numbers of heads
+    ("grid_teacher", 3, 3),
+    ("grid_rkd", 36, 9),  # 3 learning rates x 3 eta x 4 temperatures, which regression does not read
+    *((f"grid_{method}", 72, 18) for method in ("pkd", "ckd", "alp")),  # 3 x 6 pairs of eta and lambda x 4
+    ("seeds", 25, 25),
+]
+
+
+@pytest.mark.parametrize(("sweep", "of_rte", "of_stsb"), few_fast(OF_ALP_KD, 1))
 def test_points_of_alp_kd(sweep: str, of_rte: int, of_stsb: int, deep_bert_folder: Path) -> None:
     teacher = ("teacher=base", f"teacher.source={deep_bert_folder}")
     found = {task: points(f"alp_kd/{sweep}", f"task={task}", *teacher) for task in ("rte", "stsb")}

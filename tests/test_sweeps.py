@@ -330,6 +330,10 @@ def statuses(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+def counts(folder: Path) -> dict[str, int]:
+    return {name: len(errors) for name, errors in statuses(folder).items()}
+
+
 def built(folder: Path, stage: str) -> list[str]:
     """The stages that the runs were asked for which built ``stage``, once for each time."""
     found = []
@@ -374,14 +378,14 @@ def test_faults_of_points_leave_the_others_alone(tmp_path: Path, sweep: Sweep, a
     (tmp_path / "faults.py").write_text(FAULTS.replace("raise ValueError", "return super().forward(*_)  #"))
     mended = run(*grid, "sweep.retry_failed=true")
     assert mended.code == 1
-    assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"failed": 2, "done": 2}
+    assert counts(tmp_path) == {"failed": 2, "done": 2}
 
 
 @pytest.mark.slow
 def test_the_server_of_points_outlives_what_ends_a_job(tmp_path: Path, sweep: Sweep) -> None:
     ended = sweep("method=nkd", "seed=1,2", "method.terms.ce.term=faults.StopsServer", "optim.epochs=1")
     assert ended.code == 0, ended.err
-    assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"done": 2}
+    assert counts(tmp_path) == {"done": 2}
 
 
 @pytest.fixture
@@ -463,7 +467,7 @@ def test_points_that_mean_the_same_are_run_once(tmp_path: Path, sweep: Sweep) ->
     assert re.search(r"^time: \d+ s with one worker", planned.out, re.MULTILINE)
     assert not list(tmp_path.glob("outputs/runs/*"))
     assert sweep(*grid, "optim.epochs=1").code == 0
-    assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"done": 3}
+    assert counts(tmp_path) == {"done": 3}
     shutil.rmtree(tmp_path / "outputs" / "runs")
     again = sweep(*grid, "optim.epochs=1", "plan=true").out
     assert "student  0 points; 3 more are in the store" in again
@@ -475,7 +479,7 @@ def test_halving_resumes_the_survivors_exactly(tmp_path: Path, sweep: Sweep) -> 
     grid = ["method=nkd", "optim.lr=1e-4,1e-3,3e-3,6e-3", "task.metrics=[auc,accuracy]"]  # accuracies tie at chance
     halved = sweep(*grid, "sweep.halving=2")
     assert halved.code == 0, halved.err
-    assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"done": 1, "paused": 3}
+    assert counts(tmp_path) == {"done": 1, "paused": 3}
     assert re.search(r"halving by 2, nkd on tiny_task0: 8 of 16 epochs trained \(50 % saved\)", halved.out)
     scores = {file.parent.name: json.loads(file.read_text())["history"] for file in tmp_path.rglob("result.json")}
     full = sweep(*grid, "store.dir=elsewhere", "hydra.sweep.dir=full/runs")
@@ -483,7 +487,7 @@ def test_halving_resumes_the_survivors_exactly(tmp_path: Path, sweep: Sweep) -> 
     for name, history in scores.items():
         assert json.loads((tmp_path / "full" / "runs" / name / "result.json").read_text())["history"] == history
     rest = sweep(*grid)
-    assert {name: len(errors) for name, errors in statuses(tmp_path).items()} == {"done": 4}
+    assert counts(tmp_path) == {"done": 4}
     table = (tmp_path / "full" / "sweeps").glob("*/table.txt")
     assert rest.out.endswith(next(table).read_text())
     replayed = sweep(*grid, "sweep.halving=2")

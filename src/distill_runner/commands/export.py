@@ -1,20 +1,22 @@
 """``distill-run export``: write a finished run's student as ONNX, check it against torch, and measure its speed."""
 
-import json
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from distill_runner.common.errors import Unavailable, UserError, first_line
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.schema import LARGEST
-from distill_runner.deploy.measure import BATCH, Evaluation, as_json, conditions, section, table, with_section
+from distill_runner.deploy.measure import BATCH, conditions, evaluate, section, table, with_section
 from distill_runner.deploy.onnx import FOLDER, NOT_EXPORTED, PLAIN, require_onnx
 from distill_runner.deploy.student import Student
+from distill_runner.pipeline.status import write_json
 from distill_runner.report.card import CARD, with_license
 from distill_runner.training.config import MAX_THREADS
 
@@ -44,23 +46,20 @@ def export_run(options: Namespace) -> None:
     quiet_transformers()
     limit_threads(options.threads)
     started = time.time()
-    with TemporaryDirectory() as folder:
-        evaluation = Evaluation(task, next(iter(task.validation.values())), options.threads, Path(folder))
+    with TemporaryDirectory() as scratch:
         teacher = _teacher(options.run) if options.teacher else None
-        if teacher is not None:
-            evaluation.add("teacher", teacher, Path(folder), options.int8)
-        evaluation.add("student", student.model, student.model, options.int8)
-        rows = evaluation.rows(options.examples)
+        models = {"teacher": (teacher, Path(scratch))} if teacher else {}
+        models["student"] = (student.model, student.model)
+        rows = evaluate(models, task, options.threads, options.examples, options.int8)
     for file in (student.model / FOLDER).iterdir():
         if file.stat().st_mtime < started:  # of an earlier export, which had other forms or an earlier student
             file.unlink()
     circumstances = (
-        f"{conditions(options.threads)}; one example at a time (p50, p95, p99) and batches of {BATCH}, of "
-        f"{min(options.examples, len(evaluation.examples))} validation examples; the forms take turns; tokenizing is "
-        "not counted."
+        f"{conditions(options.threads)}; one example at a time (p50, p95, p99) and batches of {BATCH}, of at most "
+        f"{options.examples} validation examples; the forms take turns; tokenizing is not counted."
     )
     metric = task.metrics[0]
-    (options.run / "deploy.json").write_text(json.dumps(as_json(rows, circumstances), indent=1), encoding="utf-8")
+    write_json(options.run / "deploy.json", {"conditions": circumstances, "rows": [asdict(row) for row in rows]})
     file = student.model / CARD
     card = file.read_text(encoding="utf-8") if file.is_file() else ""
     if options.license:
@@ -73,7 +72,7 @@ def export_run(options: Namespace) -> None:
     file.write_text(card, encoding="utf-8")
     print(table(rows, metric, task.agreement_name), circumstances, f"written: {student.model / FOLDER}", sep="\n")
     if options.push:
-        print(_push(student.model, options.push))
+        print(f"uploaded: {_push(student.model, options.push)}")
 
 
 def _teacher(run: Path) -> Path | None:
@@ -94,44 +93,37 @@ def _create_repository(name: str, public: bool) -> None:
     """Create a model's repository on the hub if there is none, private unless ``public``.
 
     Raises:
-        Unavailable, UserError: as ``_hub_errors``; or the repository has the other visibility.
+        Unavailable, UserError: as ``_hub``; or the repository is public, but should not be.
     """
-    from huggingface_hub import HfApi
-
-    with _hub_errors(name, "Check the network, or export without --push."):
-        HfApi().create_repo(name, exist_ok=True, private=not public)
-        is_public = not HfApi().model_info(name).private
+    with _hub(name, "Check the network, or export without --push.") as hub:
+        hub.create_repo(name, exist_ok=True, private=not public)
+        is_public = not hub.model_info(name).private
     if is_public and not public:
         problem = "is a public repository, and a student is pushed to a private one by default"
         raise UserError("--push", name, problem, "Add --public, or name another repository.")
 
 
 def _push(folder: Path, name: str) -> str:
-    """Upload the folder as a model to its repository on the hub, and return a line with its address.
-
-    Raises:
-        Unavailable, UserError: as ``_hub_errors``.
-    """
-    from huggingface_hub import HfApi
-
-    with _hub_errors(name, f"Everything is written to {folder}. Check the network, then: hf upload {name} {folder}"):
-        commit = HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="A distilled student")
-    return f"uploaded: {commit.commit_url if hasattr(commit, 'commit_url') else name}"
+    """Upload the folder as a model to its repository on the hub, and return the address of the commit."""
+    with _hub(name, f"Everything is written to {folder}. Check the network, then: hf upload {name} {folder}") as hub:
+        commit = hub.upload_folder(repo_id=name, folder_path=folder, commit_message="A distilled student")
+    return str(commit.commit_url)
 
 
 @contextmanager
-def _hub_errors(name: str, remedy: str) -> Iterator[None]:
-    """Turn errors of the hub within the context into errors for users.
+def _hub(name: str, remedy: str) -> Iterator[Any]:
+    """Yield the hub's client, and turn its errors within the context into errors for users.
 
     Raises:
         Unavailable: the hub cannot be reached.
         UserError: the hub refuses a request.
     """
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     try:
-        yield
+        yield HfApi()
     except OfflineModeIsEnabled as error:
         raise UserError("--push", name, "HF_HUB_OFFLINE is set", "Unset it, or export without --push.") from error
     except httpx.TransportError as error:

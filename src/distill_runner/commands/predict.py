@@ -8,18 +8,14 @@ import csv
 import io
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from distill_runner.commands.parser import write_file
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.deploy.student import TEST, Student
-
-if TYPE_CHECKING:
-    from distill_runner.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -55,9 +51,6 @@ FILES = (
     ServerFile("STS-B.tsv", "stsb", "stsb", TEST, 1379),
     ServerFile("WNLI.tsv", "wnli", "wnli", TEST, 146),
 )
-CONSTANTS = {"AX": "entailment", "MNLI-m": "entailment", "MNLI-mm": "entailment", "QNLI": "entailment"}
-CONSTANTS |= {"RTE": "entailment", "STS-B": "0.000"}
-"""Predictions that fill files without a student, by the file's name; 0 for files that are not listed."""
 
 
 def predict(options: Namespace) -> None:
@@ -92,17 +85,47 @@ def submit(options: Namespace) -> None:
         return _write_answers(students, options)
     by_task: dict[str, Student] = {}
     for student in students:
-        task = _glue_config(student)
-        if task is None:
+        config = str(student.task.config)
+        if Path(student.task.dataset).name != "glue" or config not in {file.task for file in FILES}:
             problem = f"its task {student.task.name} is not one of GLUE's"
             raise UserError("folder", student.folder, problem, "Predict a file of your own with distill-run predict.")
-        if task in by_task:
-            problem = f"{by_task[task].folder} is also a student of {task}"
+        if config in by_task:
+            problem = f"{by_task[config].folder} is also a student of {config}"
             raise UserError("folder", student.folder, problem, "Name one run for each task.")
-        by_task[task] = student
-    contents = dict(_contents(by_task, options.device, options.fill))
-    write_file(options.out, _zip(contents))
-    print(f"{options.out}: {len(contents)} of {len(FILES)} files")
+        by_task[config] = student
+    content, number = io.BytesIO(), 0
+    with ZipFile(content, "w") as archive:
+        for file in FILES:
+            predictions = _predictions(file, by_task.get(file.task), options.device, options.fill)
+            if predictions is not None:
+                text = io.StringIO()
+                writer = csv.writer(text, delimiter="\t", lineterminator="\n")
+                writer.writerows([("index", "prediction"), *enumerate(predictions)])
+                # Without a time: equal predictions give equal bytes.
+                archive.writestr(ZipInfo(file.name), text.getvalue(), ZIP_DEFLATED)
+                number += 1
+    write_file(options.out, content.getvalue())
+    print(f"{options.out}: {number} of {len(FILES)} files")
+
+
+def _predictions(file: ServerFile, student: Student | None, device: str, fill: bool) -> list[str] | None:
+    """Return the lines of a file by its student, or constants; None without either. Print which it is."""
+    if student is not None:
+        test_task = student.task.model_copy(update={"config": file.config, "test": {TEST: file.split}})
+        outputs = student.predict(test_task, device, lambda outputs, *_: outputs)
+        if file.task == "stsb":
+            outputs = outputs.clip(0, 5)  # the range that the server takes
+        predictions = test_task.prediction_texts(outputs, file.class_names)
+        print(f"{file.name}: {len(predictions)} predictions by {student.folder}", flush=True)
+        if len(predictions) != file.size:
+            print(f"  the server expects {file.size}: is this the whole test split?")
+        return predictions
+    if not fill:
+        print(f"{file.name}: missing, no student of {file.task} (--fill: a constant; the server wants all files)")
+        return None
+    constant = "entailment" if file.class_names else "0.000" if file.task == "stsb" else "0"
+    print(f"{file.name}: no student of {file.task}, filled with {constant}")
+    return [constant] * file.size
 
 
 def _write_answers(students: Sequence[Student], options: Namespace) -> None:
@@ -119,52 +142,3 @@ def _write_answers(students: Sequence[Student], options: Namespace) -> None:
     test_task = task.model_copy(update={"test": {TEST: splits[name]}, "validation": {}, "languages": {}})
     write_file(options.out, student.predict(test_task, options.device, test_task.prediction_file))
     print(f"{options.out}: answers for the split {name} by {student.folder}")
-
-
-def _glue_config(student: Student) -> str | None:
-    """Return the GLUE configuration of the student's task; None if the task is not one of GLUE's."""
-    is_glue = Path(student.task.dataset).name == "glue" and any(file.task == student.task.config for file in FILES)
-    return student.task.config if is_glue else None
-
-
-def _contents(students: Mapping[str, Student], device: str, fill: bool) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each file, and print a line for each."""
-    for file in FILES:
-        if student := students.get(file.task):
-            test_task = student.task.model_copy(update={"config": file.config, "test": {TEST: file.split}})
-            predictions = _predictions(student, test_task, device, file.class_names)
-            print(f"{file.name}: {len(predictions)} predictions by {student.folder}", flush=True)
-            if len(predictions) != file.size:
-                print(f"  the server expects {file.size}: is this the whole test split?")
-            yield file.name, _tsv(predictions)
-        elif fill:
-            constant = CONSTANTS.get(Path(file.name).stem, "0")
-            print(f"{file.name}: no student of {file.task}, filled with {constant}")
-            yield file.name, _tsv([constant] * file.size)
-        else:
-            print(f"{file.name}: missing, no student of {file.task} (--fill: a constant; the server wants all files)")
-
-
-def _predictions(student: Student, task: "Task", device: str, class_names: bool) -> list[str]:
-    """Return the predictions for the test split of ``task`` as text, one for each example."""
-    outputs = student.outputs(task, device)
-    if _glue_config(student) == "stsb":
-        outputs = outputs.clip(0, 5)  # the range that the server takes
-    return task.prediction_texts(outputs, class_names)
-
-
-def _tsv(predictions: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter="\t", lineterminator="\n")
-    writer.writerow(["index", "prediction"])
-    writer.writerows(enumerate(predictions))
-    return text.getvalue()
-
-
-def _zip(contents: Mapping[str, str]) -> bytes:
-    """Return the zip file as bytes. Equal contents give equal bytes, since no times are stored."""
-    file = io.BytesIO()
-    with ZipFile(file, "w") as archive:
-        for name, text in contents.items():
-            archive.writestr(ZipInfo(name), text, ZIP_DEFLATED)
-    return file.getvalue()

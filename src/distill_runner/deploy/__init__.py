@@ -1,1 +1,1 @@
-"""Deployment of a finished student: export to ONNX or OpenVINO, engines that run it, running costs and the report."""
+"""What becomes of a finished student: predictions, ONNX files, their scores and costs, and a folder that serves."""

@@ -9,17 +9,33 @@ test is of the mean over seeds, while the best seed is served.
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import quantity
 from distill_runner.common.terminal import markdown_table
-from distill_runner.deploy.exported import Export
-from distill_runner.deploy.measure import BATCH, RunningCost
-from distill_runner.report.compare import pair_predictions
+from distill_runner.deploy.measure import BATCH, EXACT, INT8, STATIC, PaddedSplit, RunningCost
+from distill_runner.report.compare import Predictions, pair_predictions
+from distill_runner.report.figures import COLORS, legend, panels, style
 from distill_runner.report.statistics import ALPHA, POWER
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TEACHER = "teacher"
 SIZE, LATENCY = "size", "latency"
+AXES = {LATENCY: "p50 of one example in ms", SIZE: "MB"}
+MARKERS = {EXACT: "o", INT8: "s", STATIC: "^"}
+CHOICE: dict[str, Any] = {
+    "marker": "o",
+    "markersize": 13,
+    "markerfacecolor": "none",
+    "color": COLORS[1],
+    "linestyle": "",
+}
+PARETO: dict[str, Any] = {"color": "0.6", "linewidth": 1}
+FLOOR: dict[str, Any] = {"color": "0.5", "linewidth": 1, "linestyle": "--"}
 
 
 @dataclass(frozen=True)
@@ -28,36 +44,27 @@ class Candidate:
 
     Attributes:
         name: ``teacher``, or the name of the student's row in a table.
+        form: ``ONNX``, ``ONNX int8`` or ``ONNX int8 static``.
         family: equal for students that differ in depth or size alone; None for the teacher.
-        seeds: of the models, in the order of ``exports``.
-        exports: the models in one form.
+        examples: the validation split as the first model reads it.
+        seeds, files, predictions: of each model: its seed, its ONNX file, and its predictions on the validation split.
     """
 
     name: str
+    form: str
     family: Hashable
+    examples: PaddedSplit
     seeds: tuple[int, ...]
-    exports: tuple[Export, ...]
-
-    @property
-    def form(self) -> str:
-        return self.exports[0].form
+    files: tuple[Path, ...]
+    predictions: tuple[Predictions, ...]
 
     @property
     def label(self) -> str:
         return f"{self.name} {self.form}"
 
-    @property
-    def num_bytes(self) -> int:
-        return self.exports[0].file.stat().st_size
-
     def scores(self, metric: str) -> list[float]:
         """Return the score of each model on the validation split."""
-        return [export.predictions.score(metric) for export in self.exports]
-
-    def best(self, metric: str) -> int:
-        """Return the number of the model with the best score, the first of equal ones."""
-        scores = self.scores(metric)
-        return scores.index(max(scores))
+        return [predictions.score(metric) for predictions in self.predictions]
 
 
 @dataclass(frozen=True)
@@ -110,21 +117,20 @@ def score(
     """
     rows = []
     for candidate in candidates:
-        first, second = ([export.predictions for export in one.exports] for one in (candidate, candidates[0]))
-        scores = pair_predictions(metric, first, second)
+        scores = pair_predictions(metric, candidate.predictions, candidates[0].predictions)
         assert scores is not None, "a validation split was read twice, differently"
-        is_student = candidate.family is not None
+        seeds, is_student = len(candidate.seeds), candidate.family is not None
         row = FrontierRow(
             candidate.name,
             candidate.form,
             candidate.family,
-            candidate.num_bytes,
-            len(first),
-            fmean(candidate.scores(metric)),
-            scores.score_interval(slice(0, len(first))),
-            float(scores.difference(scores.observed)) if is_student else None,
-            scores.p_not_worse(margin / 100) if is_student else None,
-            costs[candidate.label],
+            num_bytes=candidate.files[0].stat().st_size,
+            seeds=seeds,
+            score=fmean(candidate.scores(metric)),
+            interval=scores.score_interval(slice(0, seeds)),
+            difference=float(scores.difference(scores.observed)) if is_student else None,
+            p=scores.p_not_worse(margin / 100) if is_student else None,
+            cost=costs[candidate.label],
         )
         rows.append(row)
     return sorted(rows, key=lambda row: (row.family is not None, -row.num_bytes))
@@ -225,26 +231,62 @@ def table(rows: Sequence[FrontierRow], metric: str, selection: FrontierRow, marg
     for number, row in enumerate(rows, start=1):
         equal = [str(n) for n, other in enumerate(rows, 1) if other is not row and row.cost.is_as_fast_as(other.cost)]
         marks = ("→ " if row.label == selection.label else "") + ("★ " if row.label in best else "")
-        cells.append(
-            [
-                str(number),
-                f"{marks}{row.name}",
-                row.form,
-                f"{100 * row.score:.2f}",
-                _interval([100 * bound for bound in row.interval]),
-                "" if row.difference is None else f"{100 * row.difference:+.2f}",
-                *(["", ""] if row.p is None else [f"{row.p:.2g}", "yes" if row.is_good else "no"]),
-                f"{row.num_bytes / 1e6:.3g}",
-                f"{row.latency:.2f}",
-                _interval(row.cost.interval),
-                *(f"{row.cost.milliseconds[p]:.2f}" for p in (95, 99)),
-                f"{row.cost.batch_milliseconds[50]:.2f}",
-                f"{row.cost.examples_per_second:.0f}",
-                ", ".join(equal),
-            ]
-        )
+        scores = "{:.2f}–{:.2f}".format(*(100 * bound for bound in row.interval))
+        line = [f"{number}", f"{marks}{row.name}", row.form, f"{100 * row.score:.2f}", scores]
+        line += ["" if row.difference is None else f"{100 * row.difference:+.2f}"]
+        line += ["", ""] if row.p is None else [f"{row.p:.2g}", "yes" if row.is_good else "no"]
+        line += [f"{row.num_bytes / 1e6:.3g}", f"{row.latency:.2f}", "{:.2f}–{:.2f}".format(*row.cost.interval)]
+        line += [*(f"{row.cost.milliseconds[p]:.2f}" for p in (95, 99)), f"{row.cost.batch_milliseconds[50]:.2f}"]
+        cells.append([*line, f"{row.cost.examples_per_second:.0f}", ", ".join(equal)])
     return markdown_table(header, cells, text_columns=3)
 
 
-def _interval(bounds: Sequence[float]) -> str:
-    return f"{bounds[0]:.2f}–{bounds[1]:.2f}"
+def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, task: str, margin: float) -> "Figure":
+    """Draw two panels, each with a point for each row and its 95% intervals; the horizontal axes are logarithmic.
+
+    A line joins the Pareto set, and a dashed one lies ``margin`` points below the teacher. The choice gets a ring.
+
+    Args:
+        rows: the first one is the teacher in float32.
+        selection: the row of the choice.
+    """
+    with style():
+        picture, panels_of = panels(2, 2, width=5.2, height=4.0)
+        for panel, (axis, words) in zip(panels_of, AXES.items(), strict=True):
+
+            def place(row: FrontierRow, axis: str = axis) -> float:
+                return row.latency if axis == LATENCY else row.num_bytes / 1e6
+
+            best = pareto(rows, axis)
+            panel.plot([place(row) for row in best], [100 * row.score for row in best], zorder=1, **PARETO)
+            for row in rows:
+                x, y, (low, high) = place(row), 100 * row.score, row.cost.interval
+                panel.errorbar(
+                    x,
+                    y,
+                    yerr=[[y - 100 * row.interval[0]], [100 * row.interval[1] - y]],
+                    xerr=[[max(0.0, x - low)], [max(0.0, high - x)]] if axis == LATENCY else None,
+                    color=COLORS[6] if row.family is None else COLORS[0],
+                    marker=MARKERS[row.form],
+                    elinewidth=0.8,
+                    capsize=2,
+                )
+                panel.annotate(row.name, (x, y), (4, 4), textcoords="offset points", fontsize=6, color="0.35")
+            panel.plot(place(selection), 100 * selection.score, **CHOICE)
+            panel.axhline(100 * rows[0].score - margin, **FLOOR)
+            panel.set_xscale("log")
+            panel.xaxis.set_major_formatter("{x:g}")
+            panel.xaxis.set_minor_formatter("{x:.3g}")
+            panel.tick_params(axis="x", which="minor", labelsize=6)
+            panel.margins(x=0.12)
+            panel.set_xlabel(words)
+        panels_of[0].set_ylabel(f"{metric} × 100")
+        picture.suptitle(f"{task}: score on validation against latency and size")
+        looks: dict[str, Any] = {
+            f"student {form}": {"color": COLORS[0], "marker": marker, "linestyle": ""}
+            for form, marker in MARKERS.items()
+            if any(row.form == form for row in rows)
+        }
+        looks |= {"teacher": {"color": COLORS[6], "marker": "o", "linestyle": ""}, "Pareto set": PARETO}
+        legend(picture, {**looks, "choice": CHOICE, f"teacher − {margin:g}": FLOOR})
+    return picture

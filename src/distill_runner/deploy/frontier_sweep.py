@@ -6,30 +6,31 @@ Models, exports and predictions are in the store, so that the same command after
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.process import pinned_cpus
 from distill_runner.common.schema import LARGEST, Schema
-from distill_runner.deploy import frontier
-from distill_runner.deploy.exported import INT8, STATIC, Exporter
+from distill_runner.deploy import frontier, measure, onnx
 from distill_runner.deploy.frontier import TEACHER, Candidate
-from distill_runner.deploy.frontier_picture import frontier_figure
-from distill_runner.deploy.measure import EXACT, ROUNDS, RunningCost, Stopwatch, conditions
-from distill_runner.deploy.onnx import NOT_EXPORTED, OnnxEngine, require_onnx
+from distill_runner.deploy.measure import EXACT, INT8, STATIC, PaddedSplit
 from distill_runner.deploy.serving import write_service
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
 from distill_runner.report.collect import Result, label
+from distill_runner.report.compare import Predictions
 from distill_runner.report.figures import save
-from distill_runner.report.rows import SettingScores, tabulate
+from distill_runner.report.rows import tabulate
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tasks import Task
 from distill_runner.training.config import MAX_THREADS
@@ -37,6 +38,12 @@ from distill_runner.training.config import MAX_THREADS
 log = logging.getLogger(__name__)
 
 Launch = Callable[[Sequence[Sequence[str]]], Any]
+SCHEMA, PREDICTION_FILE = 2, "predictions.npz"
+"""Of exports in the store: the number of the code that writes them, and the file with predictions."""
+PROGRAMS = ("onnx", "onnxruntime", "onnxscript", "torch", "transformers")
+"""Packages that write and run the files."""
+CHECKED, CALIBRATION = 64, 128
+"""Numbers of validation examples on which ONNX is compared with torch, and of training examples that calibrate."""
 NO_TEST = "++task.test=null"
 """Override of every point: only the student that is chosen is scored on a test split, in the end."""
 
@@ -71,7 +78,7 @@ def require_frontier(grid: Grid) -> None:
         UserError: a package is missing, a task cannot be exported or served, a point has no teacher that is one model,
             the points of a task have several teachers, or a test split cannot be read.
     """
-    require_onnx()
+    onnx.require_onnx()
     teachers: dict[str, str] = {}
     for point in grid.points:
         if point.stage is None:
@@ -79,13 +86,19 @@ def require_frontier(grid: Grid) -> None:
         task, teacher = point.stage.config.task, point.stage.first_teacher
         if task is None or not task.exportable:
             problem = f"students of task.type={task.type if task else None} are not exported to ONNX"
-            raise UserError("sweep", "frontier", problem, NOT_EXPORTED)
+            raise UserError("sweep", "frontier", problem, onnx.NOT_EXPORTED)
         task.served_prompt()
         if teacher is None or teacher.config.prediction_source is not None or not teacher.has_head:
             problem = "compares students with a teacher that is one model, trained for the task"
             raise UserError("sweep", "frontier", problem, "Take a method with a teacher, such as method=rkd.")
         if task.name not in teachers:
-            _require_tests(grid, point)
+            # The error of a test split that cannot be read would be found after all students are trained.
+            with_tests = _with_tests(grid, point)
+            if with_tests.error is not None:
+                raise with_tests.error
+            if with_tests.stage and (tested := with_tests.stage.config.task):
+                for split in tested.test.values():
+                    tested.test_content(split)
         if teachers.setdefault(task.name, teacher.key) != teacher.key:
             problem = f"compares students with one teacher, but the points of {task.name} have several"
             raise UserError("sweep", "frontier", problem, "Run a sweep for each teacher, each with a frontier.name.")
@@ -108,13 +121,80 @@ def finish_frontiers(grid: Grid, settings: Frontier, launch: Launch, root: Path)
     for task in tasks:
         table = tabulate([result for result in results if result["task"] == task])
         cells = {row.name: cell for row in table.rows for cell in list(row.cells.values())[:1]}
-        best = {name: cell.best_point for name, cell in cells.items() if cell.best_point}
+        best = {name: cell.best_point.runs for name, cell in cells.items() if cell.best_point}
         if not best:
             log.error("frontier of %s: no student has finished", task)
             continue
         notes = [f"{name}: the best of {len(cell.points)} settings" for name, cell in cells.items() if cell.kind]
         names = [settings.name or task, *([task] if settings.name and len(tasks) > 1 else [])]
-        FrontierSweep(grid, settings, points, best, root / "-".join(names)).finish(launch, notes)
+        students = {name: [(run, points[str(run["key"])]) for run in runs] for name, runs in best.items()}
+        FrontierSweep(grid, settings, students, root / "-".join(names)).finish(launch, notes)
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """Exports the model of a finished stage, a student or its teacher, to artifacts of the store.
+
+    A sweep that was interrupted finds them again, and no model is exported or scored twice.
+
+    Attributes:
+        task: the student's task, by whose first metric both are scored.
+        split: the validation split, as for ``Task.examples``.
+    """
+
+    stage: Stage
+    pipeline: Pipeline
+    task: Task
+    split: str
+
+    @cached_property
+    def examples(self) -> PaddedSplit:
+        """The validation split as this model reads it."""
+        return self._padded(self.split)
+
+    def export(self, form: str) -> tuple[Path, Predictions]:
+        """Return the model's ONNX file in a form, and its predictions on the validation split.
+
+        Raises:
+            UserError: the model cannot be exported, or ONNX gives other outputs than torch.
+        """
+        spec = {
+            "kind": "onnx",
+            "schema": SCHEMA,
+            "stage": self.stage.key,
+            "tokens": self.stage.split_spec(self.split),
+            "metrics": self.task.metrics[:1],
+            "form": form,
+            "versions": {name: version(name) for name in PROGRAMS},
+            "onnx.processor": None if form == EXACT else list(onnx.processor()),
+        }
+        folder = self.pipeline.store.get(spec, partial(self._write, form))
+        (file,) = (folder / onnx.FOLDER).glob("*.onnx")
+        return file, Predictions.read(folder / PREDICTION_FILE, self.task.metrics[0])
+
+    def _write(self, form: str, folder: Path) -> None:
+        from distill_runner.models.build import load_model
+
+        if form == EXACT:
+            network = load_model(self.pipeline.build(self.stage) / "model", self.stage.head)
+            path = onnx.export(network, self.examples.samples(), folder / onnx.FOLDER / onnx.PLAIN)
+            inputs = self.examples.inputs(range(min(CHECKED, len(self.examples))))
+            outputs, reference = onnx.OnnxEngine(path, 1)(inputs), onnx.TorchEngine(network)(inputs)
+            measure.checked_difference(outputs, reference, self.stage.name)
+        elif form == INT8:
+            path = onnx.quantize(self.export(EXACT)[0], folder / onnx.FOLDER)
+        else:
+            texts = self._padded(self.task.train)
+            numbers = np.random.default_rng(0).permutation(len(texts))[:CALIBRATION]
+            batches = [texts.inputs([int(number)]) for number in numbers]
+            path = onnx.quantize_static(self.export(EXACT)[0], folder / onnx.FOLDER, batches)
+        outputs = self.examples.outputs(onnx.OnnxEngine(path, self.pipeline.runtime.threads or 1))
+        scored = self.pipeline.inputs.split(self.stage, self.split)
+        self.task.save_predictions(folder / PREDICTION_FILE, outputs, scored)
+
+    def _padded(self, split: str) -> PaddedSplit:
+        tokenizer: Any = self.pipeline.inputs.tokenizer(self.stage)
+        return PaddedSplit(self.pipeline.inputs.split(self.stage, split).teacher_inputs, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -122,15 +202,13 @@ class FrontierSweep:
     """The frontier of one task.
 
     Attributes:
-        points: points of the sweep by key.
-        students: the finished runs of each student, by the name of its row.
+        students: by the name of its row, the finished runs of each student with their points.
         folder: of the frontier.
     """
 
     grid: Grid
     settings: Frontier
-    points: Mapping[str, GridPoint]
-    students: Mapping[str, SettingScores]
+    students: Mapping[str, Sequence[tuple[Result, GridPoint]]]
     folder: Path
 
     def finish(self, launch: Launch, notes: list[str]) -> None:
@@ -138,126 +216,94 @@ class FrontierSweep:
         self.folder.mkdir(parents=True, exist_ok=True)
         settings, metric = self.settings, self.task.metrics[0]
         candidates = self._candidates(notes)
-        costs, circumstances = self._timed(candidates)
+        with pinned_cpus(settings.threads) as cpus:
+            log.info("timing %d engines in turns", len(candidates))
+            engines = {one.label: onnx.OnnxEngine(one.files[0], settings.threads) for one in candidates}
+            splits = {one.label: one.examples for one in candidates}
+            circumstances = (
+                f"Timing: {measure.conditions(settings.threads, cpus)}. At most {settings.examples} validation "
+                f"examples in {measure.ROUNDS} rounds; the models take turns in each."
+            )
+            costs = measure.running_costs(engines, splits, settings.examples)
         rows = frontier.score(candidates, costs, metric, settings.margin)
         rows = frontier.with_tests(rows, settings.smallest)
         row = frontier.choice(rows, settings.smallest)
         best = next(candidate for candidate in candidates if candidate.label == row.label)
-        number = best.best(metric)
-        point = self.points[str(self.students[best.name].runs[number]["key"])]
-        examples = self._exporter(self.reference).examples.split.num_examples
-        words = [frontier.conclusion(rows, row, settings.margin, examples)]
-        seeds = f"seed {best.seeds[number]}, the best of {len(best.seeds)}" if len(best.seeds) > 1 else ""
+        scores = best.scores(metric)
+        number = scores.index(max(scores))
+        _, point = self.students[best.name][number]
+        words = [frontier.conclusion(rows, row, settings.margin, candidates[0].examples.split.num_examples)]
         words += frontier.teacher_notes(rows, row, settings.smallest)
-        notes = [*words, *([f"served: {seeds} on validation"] if seeds else []), *notes, circumstances]
+        if len(scores) > 1:
+            words.append(f"served: seed {best.seeds[number]}, the best of {len(scores)} on validation")
+        notes = [*words, *notes, circumstances]
         text = frontier.table(rows, metric, row, settings.margin, settings.smallest)
         picture = self.folder / "frontier.png"
-        save(frontier_figure(rows, row, metric, self.task.name, settings.margin), picture)
+        save(frontier.figure(rows, row, metric, self.task.name, settings.margin), picture)
         (self.folder / "frontier.md").write_text("\n\n".join([text, *notes]) + "\n", encoding="utf-8")
         entries = [asdict(one) | {"family": None} for one in rows]
         write_json(self.folder / "frontier.json", {"choice": row.label, "run": str(point.folder), "rows": entries})
-        result = self._tested(point, launch)
-        files = [one.exports[number].file for one in candidates if one.name == best.name]
-        served = best.exports[number].file
-        service = write_service(self.folder / "best", point.folder / "model", files, served, self.task)
-        service.write_card(text, notes, picture)
-        print(f"\n{text}\n", *notes, f"written: {self.folder}", f"to serve: {self.folder / 'best'}", sep="\n")
-        if tests := (result.get("test") or {}).get("splits"):
-            for name, scores in tests.items():
-                teacher = scores.get("teacher_score")
-                compared = "" if teacher is None else f", its teacher {100 * teacher:.2f}"
-                print(f"{name}, of the chosen student alone: {metric} {100 * scores['score']:.2f}{compared}")
-
-    @cached_property
-    def reference(self) -> GridPoint:
-        """The point of the first run, whose teacher and validation split all others share."""
-        return self.points[str(next(iter(self.students.values())).runs[0]["key"])]
+        # No other point is run with the test splits of its task.
+        with_tests = _with_tests(self.grid, point)
+        if with_tests.stage is not None and with_tests.stage.config.task and with_tests.stage.config.task.test:
+            launch([with_tests.overrides])
+        files = [one.files[number] for one in candidates if one.name == best.name]
+        folder, section = self.folder / "best", [text, *notes]
+        write_service(folder, point.folder / "model", files, best.files[number], self.task, section, picture)
+        print(f"\n{text}\n", *notes, f"written: {self.folder}", f"to serve: {folder}", sep="\n")
+        for name, tested in ((point.result().get("test") or {}).get("splits") or {}).items():
+            teacher = tested.get("teacher_score")
+            compared = "" if teacher is None else f", its teacher {100 * teacher:.2f}"
+            print(f"{name}, of the chosen student alone: {metric} {100 * tested['score']:.2f}{compared}")
 
     @property
     def task(self) -> Task:
-        assert self.reference.stage is not None
-        assert self.reference.stage.config.task is not None
-        return self.reference.stage.config.task
+        stage = next(iter(self.students.values()))[0][1].stage
+        assert stage is not None
+        assert stage.config.task is not None
+        return stage.config.task
 
     def _exporter(self, point: GridPoint, of_teacher: bool = False) -> Exporter:
         assert point.run is not None
         assert point.stage is not None
-        stage: Stage | None = point.stage.first_teacher if of_teacher else point.stage
+        stage = point.stage.first_teacher if of_teacher else point.stage
         assert stage is not None
         pipeline = Pipeline(Store(point.run.store.dir), point.run.runtime)
         return Exporter(stage, pipeline, self.task, self.task.validation[self.task.scored_splits[0]])
 
     def _candidates(self, notes: list[str]) -> list[Candidate]:
         """Return the teacher and the students in all forms; add to ``notes`` why a student has a static form."""
-        forms = [EXACT, *([INT8] if self.settings.int8 else [])]
-        teacher = self._exporter(self.reference, of_teacher=True)
-        log.info("exporting the teacher and %d students, if they are not in the store", len(self.students))
-        candidates = [Candidate(TEACHER, None, (0,), (teacher.export(form),)) for form in forms]
-        metric = self.task.metrics[0]
-        for name, student in self.students.items():
-            exporters = [self._exporter(self.points[str(run["key"])]) for run in student.runs]
+        forms, metric = [EXACT, *([INT8] if self.settings.int8 else [])], self.task.metrics[0]
 
-            def candidate(form: str, name: str = name, student: Any = student, exporters: Any = exporters) -> Candidate:
-                exports = tuple(exporter.export(form) for exporter in exporters)
-                return Candidate(name, _family(student.runs[0]), tuple(run["seed"] for run in student.runs), exports)
+        def candidate(
+            name: str, form: str, family: Any, seeds: Sequence[int], exporters: Sequence[Exporter]
+        ) -> Candidate:
+            files, predictions = zip(*(exporter.export(form) for exporter in exporters), strict=True)
+            return Candidate(name, form, family, exporters[0].examples, tuple(seeds), files, predictions)
 
-            of_student = [candidate(form) for form in forms]
-            if self.settings.int8:
-                exact, dynamic = (sum(one.scores(metric)) / len(one.seeds) for one in of_student)
-                if (loss := 100 * (exact - dynamic)) > self.settings.margin:
-                    static = candidate(STATIC)
-                    of_student.append(static)
-                    rest = 100 * (exact - sum(static.scores(metric)) / len(static.seeds))
-                    lacking = quantity(loss, "point", ".2f")
-                    notes.append(
-                        f"{name}: dynamic int8 loses {lacking}, more than {self.settings.margin:g}; "
-                        f"static int8, calibrated on training texts, loses {rest:.2f}"
-                    )
-            candidates += of_student
+        candidates: list[Candidate] = []
+        for name, runs in self.students.items():
+            if not candidates:  # all students have the same teacher
+                teacher = self._exporter(runs[0][1], of_teacher=True)
+                candidates = [candidate(TEACHER, form, None, [0], [teacher]) for form in forms]
+            first, exporters = runs[0][0], [self._exporter(point) for _, point in runs]
+            seeds, source = [run["seed"] for run, _ in runs], first["student"].get("source")
+            # Students of one chain share these, and differ in depth or size alone.
+            family = label(first), source is not None and source == first.get("teacher")
+            candidates += [candidate(name, form, family, seeds, exporters) for form in forms]
+            if not self.settings.int8:
+                continue
+            exact, dynamic = (fmean(one.scores(metric)) for one in candidates[-2:])
+            if (loss := 100 * (exact - dynamic)) > self.settings.margin:
+                candidates.append(candidate(name, STATIC, family, seeds, exporters))
+                rest = 100 * (exact - fmean(candidates[-1].scores(metric)))
+                notes.append(
+                    f"{name}: dynamic int8 loses {quantity(loss, 'point', '.2f')}, more than "
+                    f"{self.settings.margin:g}; static int8, calibrated on training texts, loses {rest:.2f}"
+                )
         return candidates
-
-    def _timed(self, candidates: Sequence[Candidate]) -> tuple[dict[str, RunningCost], str]:
-        """Return the costs by label, and the conditions."""
-        threads = self.settings.threads
-        with pinned_cpus(threads) as cpus:
-            engines = {one.label: OnnxEngine(one.exports[0].file, threads) for one in candidates}
-            teacher = self._exporter(self.reference, of_teacher=True).examples
-            splits = {one.label: teacher for one in candidates if one.family is None}
-            for name, student in self.students.items():
-                examples = self._exporter(self.points[str(student.runs[0]["key"])]).examples
-                splits |= {one.label: examples for one in candidates if one.name == name}
-            log.info("timing %d engines in turns", len(engines))
-            text = conditions(threads, cpus)
-            stopwatch = Stopwatch(engines, splits, self.settings.examples)
-            costs = stopwatch.measure()
-        count = len(stopwatch.numbers)
-        return costs, f"Timing: {text}. {count} validation examples in {ROUNDS} rounds; the models take turns in each."
-
-    def _tested(self, point: GridPoint, launch: Launch) -> Result:
-        """Return the result of the chosen point, with the test splits of its task, which only this point is run on."""
-        with_tests = _with_tests(self.grid, point)
-        if with_tests.stage is not None and with_tests.stage.config.task and with_tests.stage.config.task.test:
-            launch([with_tests.overrides])
-        return point.result()
 
 
 def _with_tests(grid: Grid, point: GridPoint) -> GridPoint:
     """Return a point with the test splits of its task, which no point of the sweep has."""
     return grid.point([override for override in point.overrides if override != NO_TEST])
-
-
-def _require_tests(grid: Grid, point: GridPoint) -> None:
-    """Raise the error of a test split that cannot be read: it would be found after all students are trained."""
-    with_tests = _with_tests(grid, point)
-    if with_tests.error is not None:
-        raise with_tests.error
-    task = with_tests.stage.config.task if with_tests.stage else None
-    if task is not None:
-        for split in task.test.values():
-            task.test_content(split)
-
-
-def _family(run: Result) -> Any:
-    """Return what students of one chain share, which differ in depth or size alone."""
-    student = run["student"]
-    return label(run), student.get("source") is not None and student.get("source") == run.get("teacher")

@@ -4,10 +4,11 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +26,10 @@ Engine = Callable[[Inputs], np.ndarray]
 PERCENTILES = (50, 95, 99)
 WARM_UP, BATCH, ROUNDS = 10, 32, 6
 SHARES = (0.05, 0.35, 0.65, 0.95)
-EXACT, TOLERANCE = "ONNX", 1e-3
-"""The form in float32, and its largest allowed difference to torch's outputs, relative to max(1, largest output)."""
+EXACT, INT8, STATIC = "ONNX", "ONNX int8", "ONNX int8 static"
+"""Forms of a model: in float32, and in 8 bits with ranges of activations at run time, or of training examples."""
+TOLERANCE = 1e-3
+"""Largest allowed difference between outputs of ONNX in float32 and of torch, relative to max(1, largest output)."""
 HEADING = "## Deployment"
 
 
@@ -40,33 +43,27 @@ class PaddedSplit:
 
     def __init__(self, split: "Split", tokenizer: Any) -> None:
         self.split, self.names, self.padding = (split, tokenizer.model_input_names, tokenizer.pad_token_id or 0)
+        self.order = np.argsort(split.lengths, kind="stable")
 
     def __len__(self) -> int:
         return len(self.split)
 
     def inputs(self, index: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Return the examples with the numbers ``index``, shortest first, padded to the longest of them."""
-        return self._padded(self.split.batch(index))
-
-    def _padded(self, batch: Any) -> dict[str, np.ndarray]:
-        ids, segments, mask = batch.to_padded()
+        ids, segments, mask = self.split.batch(index).to_padded()
         ids = ids.masked_fill(mask == 0, self.padding)
         arrays = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
         return {name: arrays[name].numpy() for name in self.names if name in arrays}
-
-    def batches(self) -> Iterator[np.ndarray]:
-        """Yield the indices of all examples, shortest first, in batches of 32."""
-        order = np.argsort(self.split.lengths, kind="stable")
-        yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
 
     def outputs(self, engine: Engine) -> np.ndarray:
         """Return the outputs of ``engine`` for all examples, (``split.num_outputs``, C), in the order of the split."""
         import torch
 
         outputs = np.zeros((self.split.num_outputs, 0), dtype=np.float32)
-        for index in self.batches():
+        for start in range(0, len(self), BATCH):
+            index = self.order[start : start + BATCH]
             batch = self.split.batch(index)
-            logits = torch.from_numpy(engine(self._padded(batch)))
+            logits = torch.from_numpy(engine(self.inputs(index)))
             if batch.head_tokens is not None:  # a head on tokens
                 logits = batch.from_padded(logits)[batch.head_tokens]
             if not outputs.size:
@@ -74,10 +71,9 @@ class PaddedSplit:
             outputs[batch.output_index] = logits.numpy()
         return outputs
 
-    def samples(self) -> np.ndarray:
-        """Return the indices of four examples that range from short to long."""
-        positions = [int(share * (len(self) - 1)) for share in SHARES]
-        return np.argsort(self.split.lengths, kind="stable")[positions]
+    def samples(self) -> dict[str, np.ndarray]:
+        """Return four examples that range from short to long, as one batch."""
+        return self.inputs(self.order[[int(share * (len(self) - 1)) for share in SHARES]])
 
 
 @dataclass(frozen=True)
@@ -115,60 +111,55 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[skipped], ordered[-1 - skipped]
 
 
-class Stopwatch:
-    """Times engines on the same randomly drawn examples, in rounds; tokenization is not timed.
+def running_costs(
+    engines: Mapping[str, Engine], examples: Mapping[str, PaddedSplit], num_examples: int
+) -> dict[str, RunningCost]:
+    """Time engines, given by name, on the same randomly drawn examples, in rounds; tokenization is not timed.
 
-    In each round the engines take turns, example by example, so that a change in the machine's load affects all of
-    them. A round has a part of the examples, of all lengths, and a batch of 32.
+    The engines are warmed up first. In each round they take turns, example by example, so that a change in the
+    machine's load affects all of them. A round has a part of the examples, of all lengths, and a batch of 32.
 
     Args:
-        engines: engine by name. They are warmed up here.
         examples: examples for each engine, by the engine's name; each model has its own tokenizer.
         num_examples: number of examples to draw; all examples if there are fewer.
     """
+    first, generator = next(iter(examples.values())), np.random.default_rng(0)
+    drawn = generator.choice(len(first), min(num_examples, len(first)), replace=False)
+    numbers = drawn[np.argsort(first.split.lengths[drawn], kind="stable")]
+    batch_size = min(BATCH, len(numbers))
 
-    def __init__(self, engines: Mapping[str, Engine], examples: Mapping[str, PaddedSplit], num_examples: int) -> None:
-        self.engines, self.examples = engines, examples
-        first, self.generator = next(iter(examples.values())), np.random.default_rng(0)
-        numbers = self.generator.choice(len(first), min(num_examples, len(first)), replace=False)
-        self.numbers = numbers[np.argsort(first.split.lengths[numbers], kind="stable")]
-        self.singles: dict[str, list[list[float]]] = {name: [] for name in engines}
-        self.batches: dict[str, list[float]] = {name: [] for name in engines}
-        self.batch_size = min(BATCH, len(self.numbers))
-        for name, engine in engines.items():
-            for size in (*[1] * WARM_UP, self.batch_size):
-                engine(examples[name].inputs(self.numbers[-size:]))
-
-    def measure(self, rounds: int = ROUNDS) -> "dict[str, RunningCost]":
-        """Time more rounds, and return the costs over all rounds so far."""
-        for number in range(rounds):
-            part = self.generator.permutation(self.numbers[number::rounds])
-            for times in self.singles.values():
-                times.append([])
-            for example in part:
-                for name in self.engines:
-                    self.singles[name][-1].append(self._seconds(name, [int(example)]))
-            batch = self.generator.choice(self.numbers, self.batch_size, replace=False)
-            for name in self.engines:
-                self.batches[name].append(self._seconds(name, batch))
-        return {name: self._cost(name) for name in self.engines}
-
-    def _seconds(self, name: str, numbers: Sequence[int] | np.ndarray) -> float:
-        inputs = self.examples[name].inputs(numbers)
+    def seconds(name: str, index: Sequence[int] | np.ndarray) -> float:
+        inputs = examples[name].inputs(index)
         start = time.perf_counter()
-        self.engines[name](inputs)
+        engines[name](inputs)
         return time.perf_counter() - start
 
-    def _cost(self, name: str) -> RunningCost:
-        rounds = [part for part in self.singles[name] if part]
-        low, high = median_interval([1000 * float(np.median(part)) for part in rounds])
-        batches = self.batches[name]
-        per_second = len(batches) * self.batch_size / sum(batches)
-        return RunningCost(_percentiles(np.concatenate(rounds)), per_second, (low, high), _percentiles(batches))
+    def percentiles(times: Sequence[float] | np.ndarray) -> dict[int, float]:
+        return {p: 1000 * float(np.percentile(times, p)) for p in PERCENTILES}
 
-
-def _percentiles(seconds: "Sequence[float] | np.ndarray") -> dict[int, float]:
-    return {p: 1000 * float(np.percentile(seconds, p)) for p in PERCENTILES}
+    for name in engines:
+        for size in (*[1] * WARM_UP, batch_size):
+            seconds(name, numbers[-size:])
+    rounds: dict[str, list[list[float]]] = {name: [] for name in engines}
+    batches: dict[str, list[float]] = {name: [] for name in engines}
+    for number in range(min(ROUNDS, len(numbers))):
+        for times in rounds.values():
+            times.append([])
+        for example in generator.permutation(numbers[number::ROUNDS]):
+            for name in engines:
+                rounds[name][-1].append(seconds(name, [int(example)]))
+        batch = generator.choice(numbers, batch_size, replace=False)
+        for name in engines:
+            batches[name].append(seconds(name, batch))
+    return {
+        name: RunningCost(
+            percentiles(np.concatenate(rounds[name])),
+            len(batches[name]) * batch_size / sum(batches[name]),
+            median_interval([1000 * float(np.median(times)) for times in rounds[name]]),
+            percentiles(batches[name]),
+        )
+        for name in engines
+    }
 
 
 def conditions(threads: int, cpus: Sequence[int] = ()) -> str:
@@ -181,14 +172,14 @@ def conditions(threads: int, cpus: Sequence[int] = ()) -> str:
     return f"{name}, {quantity(threads, 'thread')}{pinned}{load}"
 
 
-def checked_difference(outputs: np.ndarray, reference: np.ndarray, model: str) -> float:
-    """Return the largest difference between the outputs of ONNX in float32 and those of torch.
+def checked_difference(outputs: np.ndarray, reference: np.ndarray, model: str, tolerance: float = TOLERANCE) -> float:
+    """Return the largest difference between the outputs of ONNX and those of torch.
 
     Raises:
-        UserError: it is too large.
+        UserError: relative to max(1, largest output), it is above ``tolerance``.
     """
     difference = float(np.abs(outputs - reference).max())
-    if difference > TOLERANCE * max(1.0, float(np.abs(reference).max())):
+    if difference > tolerance * max(1.0, float(np.abs(reference).max())):
         problem = f"ONNX of the {model} gives outputs that differ from torch's by up to {difference:.1e}"
         raise UserError("distill-run export", None, problem, "Do not deploy it; please report this.")
     return difference
@@ -203,102 +194,69 @@ class ModelForm:
         form: ``torch``, ``ONNX`` or ``ONNX int8``.
         score: the task's first metric on the first validation split.
         num_bytes: size of the file, or of the parameters for torch.
-        cost: latency and throughput.
+        num_params: number of parameters of the model.
         difference: largest absolute difference between the outputs of this form and of torch; None for torch itself.
         agreement: ``Task.agreement`` with torch, such as the fraction of equal predictions; None for torch itself.
-        num_params: number of parameters of the model.
+        cost: latency and throughput.
     """
 
     model: str
     form: str
     score: float
     num_bytes: int
-    cost: RunningCost
+    num_params: int
     difference: float | None = None
     agreement: float | None = None
-    num_params: int = 0
+    cost: RunningCost = RunningCost({}, 0.0)
 
 
-class Evaluation:
-    """Evaluates models, in several forms each, on one split of a task.
+def evaluate(
+    models: Mapping[str, tuple[Path, Path]], task: "Task", threads: int, num_examples: int, int8: bool
+) -> list[ModelForm]:
+    """Write models as ONNX, and return a row for each in torch, in ONNX and, if ``int8``, in ONNX with 8 bits.
 
     Args:
-        task: the task of the models.
-        split: the split, as for ``Task.examples``.
+        models: by name, the folder of a model, and the folder in which its ONNX files get a subfolder.
+        task: the task of the models; its first validation split is read.
         threads: number of CPU threads of each engine.
-        folder: an existing folder, in which the split is saved as each model reads it.
+        num_examples: number of examples that are timed.
+    Raises:
+        UserError: a model cannot be exported, or ONNX in float32 gives other outputs than torch.
     """
+    from distill_runner.models.build import count_parameters, load_model
+    from distill_runner.models.sources import resolve_source
 
-    def __init__(self, task: "Task", split: str, threads: int, folder: Path) -> None:
-        self.task, self.threads, self.folder, self.examples = (task, threads, folder, task.examples(split))
-        self.scored: dict[str, Split] = {}
-        self.splits: dict[str, PaddedSplit] = {}
-        self.engines: dict[tuple[str, str], Any] = {}
-        self.num_params: dict[str, int] = {}
-
-    def add(self, name: str, model: Path, target: Path, int8: bool) -> None:
-        """Add a model: in torch, in ONNX and, if ``int8``, in ONNX with 8 bits.
-
-        Args:
-            name: ``student`` or ``teacher``.
-            model: folder of the model.
-            target: folder in which the ONNX files get a subfolder.
-            int8: whether to add the form in 8 bits.
-        """
-        from distill_runner.models.build import count_parameters, load_model
-        from distill_runner.models.sources import resolve_source
-
-        tokenizer, folder = resolve_source(str(model)).tokenizer(), self.folder / name
-        folder.mkdir()
-        self.task.write(folder, self.examples, tokenizer)
-        scored = self.scored[name] = self.task.open(folder)
-        split = self.splits[name] = PaddedSplit(scored.teacher_inputs, tokenizer)
-        network = load_model(model, self.task.head)
-        self.num_params[name] = count_parameters(network)
-        path = export(network, split.inputs(split.samples()), target / FOLDER / PLAIN)
-        self.engines[name, "torch"] = TorchEngine(network)
-        self.engines[name, "ONNX"] = OnnxEngine(path, self.threads)
-        if int8:
-            self.engines[name, "ONNX int8"] = OnnxEngine(quantize(path), self.threads)
-
-    def rows(self, num_examples: int) -> list[ModelForm]:
-        """Return a row for each form of each model.
-
-        Args:
-            num_examples: number of examples that are timed.
-        Raises:
-            UserError: ONNX in float32 gives other outputs than torch.
-        """
-        outputs = {(model, form): self.splits[model].outputs(engine) for (model, form), engine in self.engines.items()}
-        engines = {" ".join(key): engine for key, engine in self.engines.items()}
-        examples = {" ".join(key): self.splits[key[0]] for key in self.engines}
-        costs, rows = Stopwatch(engines, examples, num_examples).measure(), []
-        for (model, form), form_outputs in outputs.items():
-            reference = outputs[model, "torch"]
-            difference = float(np.abs(form_outputs - reference).max())
-            if form == EXACT:
-                checked_difference(form_outputs, reference, model)
-            agreement = self.task.agreement(form_outputs, reference, self.scored[model])
-            to_torch = (None, None) if form == "torch" else (difference, agreement)
-            score = self.task.score(form_outputs, self.scored[model])[self.task.metrics[0]]
-            num_bytes, cost = (self.engines[model, form].num_bytes, costs[f"{model} {form}"])
-            rows.append(
-                ModelForm(model, form, score, num_bytes, cost, to_torch[0], to_torch[1], self.num_params[model])
-            )
-        return rows
+    examples = task.examples(next(iter(task.validation.values())))
+    engines, splits, rows = dict[str, Any](), dict[str, PaddedSplit](), list[ModelForm]()
+    with TemporaryDirectory() as scratch:
+        for name, (model, target) in models.items():
+            tokenizer, folder = resolve_source(str(model)).tokenizer(), Path(scratch) / name
+            folder.mkdir()
+            task.write(folder, examples, tokenizer)
+            scored = task.open(folder)
+            split, network = PaddedSplit(scored.teacher_inputs, tokenizer), load_model(model, task.head)
+            path = export(network, split.samples(), target / FOLDER / PLAIN)
+            forms: dict[str, Any] = {"torch": TorchEngine(network), EXACT: OnnxEngine(path, threads)}
+            if int8:
+                forms[INT8] = OnnxEngine(quantize(path), threads)
+            reference = split.outputs(forms["torch"])
+            for form, engine in forms.items():
+                engines[f"{name} {form}"], splits[f"{name} {form}"] = engine, split
+                outputs, to_torch = reference, dict[str, Any]()
+                if form != "torch":
+                    outputs = split.outputs(engine)
+                    difference = checked_difference(outputs, reference, name, TOLERANCE if form == EXACT else inf)
+                    to_torch = {"difference": difference, "agreement": task.agreement(outputs, reference, scored)}
+                score, num_params = task.score(outputs, scored)[task.metrics[0]], count_parameters(network)
+                rows.append(ModelForm(name, form, score, engine.num_bytes, num_params, **to_torch))
+        costs = running_costs(engines, splits, num_examples)
+    return [replace(row, cost=costs[f"{row.model} {row.form}"]) for row in rows]
 
 
 def table(rows: Sequence[ModelForm], metric: str, agreement: str = "same prediction") -> str:
     """Return a Markdown table with one line per row; ``agreement`` names what the forms agree in."""
-    header = [
-        "model",
-        "form",
-        f"{metric} ×100",
-        "parameters",
-        "MB",
-        *(f"p{p} ms" for p in PERCENTILES),
-        f"examples/s at {BATCH}",
-    ]
+    header = ["model", "form", f"{metric} ×100", "parameters", "MB", *(f"p{p} ms" for p in PERCENTILES)]
+    header += [f"examples/s at {BATCH}", "largest difference", agreement]
     cells = [
         [
             row.model,
@@ -313,7 +271,7 @@ def table(rows: Sequence[ModelForm], metric: str, agreement: str = "same predict
         ]
         for row in rows
     ]
-    return markdown_table([*header, "largest difference", agreement], cells, text_columns=2)
+    return markdown_table(header, cells, text_columns=2)
 
 
 def section(
@@ -321,10 +279,6 @@ def section(
 ) -> str:
     """Return the section on deployment for a model card, as Markdown; ``loading`` is a code block."""
     return f"{HEADING}\n\n{table(rows, metric, agreement)}\n\n{conditions}\n\n{loading}\n"
-
-
-def as_json(rows: Sequence[ModelForm], conditions: str) -> dict[str, Any]:
-    return {"conditions": conditions, "rows": [asdict(row) for row in rows]}
 
 
 def with_section(card: str, text: str) -> str:

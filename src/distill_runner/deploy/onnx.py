@@ -5,6 +5,7 @@ The files are named as sentence-transformers names them on the hub.
 
 import platform
 from collections.abc import Container, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,6 @@ FOLDER, PLAIN = "onnx", "model.onnx"
 OUTPUTS = (("logits",), ("sentence_embedding",), ("start_logits", "end_logits"))
 """Names that the outputs of a model have; the second is that of sentence-transformers for vectors."""
 NOT_EXPORTED = "Only students that read texts are: checking, timing and serving them here needs a tokenizer's inputs."
-EXTRA = "pip install 'distill-run[export]'"
 Inputs = Mapping[str, np.ndarray]
 
 
@@ -28,13 +28,9 @@ def require_onnx() -> None:
     Raises:
         UserError: one of the packages is not installed.
     """
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError("distill-run export", None, f"{error.name} is not installed", EXTRA) from error
-    del onnx, onnxruntime
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        if find_spec(name) is None:
+            raise UserError("distill-run export", None, f"{name} is not installed", "pip install 'distill-run[export]'")
 
 
 def export(model: Any, inputs: Inputs, path: Path) -> Path:
@@ -86,7 +82,8 @@ def quantize(path: Path, folder: Path | None = None) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     weight_type, instructions = processor()
-    target = _in_folder(folder or path.parent, f"{path.stem}_{weight_type}_{instructions}.onnx")
+    target = (folder or path.parent) / f"{path.stem}_{weight_type}_{instructions}.onnx"
+    target.parent.mkdir(parents=True, exist_ok=True)
     with suppressed_output():
         quantize_dynamic(
             _without_shapes(path),
@@ -110,14 +107,14 @@ def quantize_static(path: Path, folder: Path, batches: Sequence[Inputs]) -> Path
     import onnx
     import onnxruntime.quantization as ort
 
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{path.stem}_static_{'_'.join(processor())}.onnx"
+    remaining = iter(batches)
+
     class Reader(ort.CalibrationDataReader):
-        def __init__(self) -> None:
-            self.batches = iter(batches)
-
         def get_next(self) -> Inputs | None:
-            return next(self.batches, None)
+            return next(remaining, None)
 
-    target = _in_folder(folder, f"{path.stem}_static_{'_'.join(processor())}.onnx")
     with suppressed_output(), TemporaryDirectory() as scratch:
         source = Path(scratch) / path.name
         onnx.save(_without_shapes(path), source)
@@ -133,11 +130,6 @@ def quantize_static(path: Path, folder: Path, batches: Sequence[Inputs]) -> Path
             extra_options={"DefaultTensorType": 1, "CalibMovingAverage": True},
         )
     return target
-
-
-def _in_folder(folder: Path, name: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / name
 
 
 def _without_shapes(path: Path) -> Any:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,21 +59,27 @@ class Student:
         try:
             config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
             fields = config["stages"]["student"]["task"]
-        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-            raise UserError("folder", folder, "has no config.yaml of a run", remedy) from error
+            result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise UserError("folder", folder, "has no config.yaml and result.json of a run", remedy) from error
         if fields is None:
             raise UserError("folder", folder, "holds a student without a task, such as one of method=pretrain", remedy)
-        schema = task_type(fields)
-        fields |= _fields_of_result(folder, fields, schema)
+        # What the run inferred from its training data, which may be gone since; what only training reads is left out.
+        schema, data = task_type(fields), result["data"]
+        if not fields.get("columns") and data.get("columns") and data["labels"]:
+            label = data["labels"] if isinstance(fields.get("label"), list) else data["labels"][0]
+            fields |= {"columns": data["columns"], "label": label}
+        fields |= {name: data[name] for name in schema.inferred_fields if fields.get(name) is None and name in data}
+        if schema.has_classes and not fields.get("labels"):
+            fields["labels"] = result["labels"]
+        for name in (SCORE_FIELDS | {"class_weights", "example_weight"}) & schema.model_fields.keys():
+            if fields.get(name):
+                fields[name] = schema.model_fields[name].default
         return cls(folder, validate_config(schema, fields, "task.").resolved())
 
     @property
     def model(self) -> Path:
         return self.folder / "model"
-
-    def outputs(self, task: "Task", device: str) -> "np.ndarray":
-        """Return the outputs of the head for the test split of ``task``, in the order of the split."""
-        return self.predict(task, device, lambda outputs, *_: outputs)
 
     def predict(
         self, task: "Task", device: str, read: Callable[["np.ndarray", "Split", "Examples"], Prediction]
@@ -168,40 +174,19 @@ def _with_columns(content: str | bytes, task: "Task") -> str | bytes:
     """
     if not isinstance(content, str) or not content.startswith("index,"):
         return content
+
+    def cell(value: Any) -> str:
+        if value is None or isinstance(value, str):
+            return value or ""
+        return json.dumps(value, ensure_ascii=False, default=str)
+
     header, *rows = csv.reader(io.StringIO(content))
     with open_split(task, "train") as table:
-        names = list(table.column_names)
-        columns = table.columns(names)
+        columns = table.columns(list(table.column_names))
     if any(len(values) != len(rows) for values in columns.values()):  # a prediction is not of one row
         return content
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*header, *(f"input_{name}" if name in header else name for name in columns)])
-    for row, *values in zip(rows, *columns.values(), strict=True):
-        writer.writerow([*row, *map(_cell, values)])
+    writer.writerows([*row, *map(cell, values)] for row, *values in zip(rows, *columns.values(), strict=True))
     return text.getvalue()
-
-
-def _cell(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _fields_of_result(folder: Path, fields: Mapping[str, Any], schema: "type[Task]") -> dict[str, Any]:
-    """Return the fields that the run inferred from its training data, which may be gone since, from its result."""
-    try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        data, names = result["data"], result["labels"]
-        columns, labels = data["columns"], data["labels"]
-    except (OSError, ValueError, KeyError, TypeError):  # of an older version
-        return {}
-    inferred: dict[str, Any] = {}
-    if not fields.get("columns"):
-        inferred |= {"columns": columns, "label": labels if isinstance(fields.get("label"), list) else labels[0]}
-    inferred |= {name: data[name] for name in schema.inferred_fields if fields.get(name) is None and name in data}
-    if schema.has_classes and not fields.get("labels"):
-        inferred["labels"] = names
-    only_training = SCORE_FIELDS | {"class_weights", "example_weight"}
-    defaults = {name: field.default for name, field in schema.model_fields.items() if name in only_training}
-    return inferred | {name: value for name, value in defaults.items() if fields.get(name)}

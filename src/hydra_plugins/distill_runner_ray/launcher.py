@@ -29,7 +29,6 @@ FORWARDED_VARIABLES = ("DISTILL_", "HF_", "MLFLOW_", "PYTHONPATH", "TRACKIO_", "
 
 A worker otherwise has the environment of the ``ray start`` of its node.
 """
-POLL_SECONDS = 5.0
 CONNECT_SECONDS = 10.0
 
 
@@ -82,19 +81,18 @@ class RayLauncher(Launcher):
             UserError: no cluster can be reached at the address.
         """
         ray = self._cluster
-        hydra = (self.hydra_context, self.config, self.task_function, Singleton.get_state())
         variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED_VARIABLES)}
-        shared = ray.put((hydra, (os.getcwd(), variables)))  # once for all tasks
-        cpus, gpus = self.resources.values()
-        run = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=self.max_retries)(_run)
+        hydra = (self.hydra_context, self.config, self.task_function, Singleton.get_state())
+        shared = ray.put((*hydra, os.getcwd(), variables))  # once for all tasks
+        num_cpus, num_gpus = self.resources.values()
+        run = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=self.max_retries)(_run)
         tasks = [run.remote(shared, number, [*job]) for number, job in enumerate(job_overrides, start=initial_job_idx)]
         log.info("%d tasks for Ray on %d nodes", len(tasks), len(ray.nodes()))
         pending, results = tasks, list[JobReturn]()
         try:
             while pending:
-                finished, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_SECONDS)
-                if finished:
-                    log.info("%d of %d tasks have ended", len(tasks) - len(pending), len(tasks))
+                _, pending = ray.wait(pending)
+                log.info("%d of %d tasks have ended", len(tasks) - len(pending), len(tasks))
         except KeyboardInterrupt:
             for task in tasks:
                 ray.cancel(task, force=True)
@@ -126,9 +124,9 @@ class RayLauncher(Launcher):
         return ray
 
 
-def _run(shared: tuple[Any, Any], number: int, overrides: list[str]) -> JobReturn:
+def _run(shared: tuple[Any, ...], number: int, overrides: list[str]) -> JobReturn:
     """Run one job in a Ray worker, in the same steps as Hydra's basic launcher."""
-    (hydra_context, config, task_function, singletons), (folder, environment) = shared
+    hydra_context, config, task_function, singletons, folder, environment = shared
     enter_job(folder, environment)
     setup_globals()
     Singleton.set_state(singletons)
@@ -136,10 +134,4 @@ def _run(shared: tuple[Any, Any], number: int, overrides: list[str]) -> JobRetur
     with open_dict(job):
         job.hydra.job.id = job.hydra.job.num = number
     HydraConfig.instance().set_config(job)
-    return run_job(
-        hydra_context=hydra_context,
-        task_function=task_function,
-        config=job,
-        job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-    )
+    return run_job(task_function, job, "hydra.sweep.dir", "hydra.sweep.subdir", hydra_context)
