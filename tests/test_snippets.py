@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from distill_runner import api
-from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from helpers.fake_results import result
 
@@ -45,11 +44,6 @@ def test_the_snippets_run(tmp_path: Path) -> None:
     for name in LOADING:
         code = "\n".join(SNIPPETS[name]).replace("outputs/runs/<run>", str(run))
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=100)
-
-
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no such folder"):
-        api.results(tmp_path / "none")
 
 
 def test_a_job_that_trained_a_teacher_has_no_row() -> None:
