@@ -56,6 +56,14 @@ def is_empty(value: Any) -> bool:
     return value == "" or is_missing(value)
 
 
+def distinct(values: list[Any]) -> list[Any]:
+    """Return the distinct values in their order; all of them if some are lists."""
+    try:
+        return list(dict.fromkeys(values))
+    except TypeError:
+        return values
+
+
 def is_blank(value: Any) -> bool:
     """Return whether a cell holds nothing but spaces."""
     return is_empty(value) or (isinstance(value, str) and not value.strip())

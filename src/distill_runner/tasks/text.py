@@ -23,6 +23,7 @@ from distill_runner.tasks.columns import (
     find_label,
     infer_columns,
     infer_label,
+    distinct,
     is_blank,
     is_empty,
     leak,
@@ -344,9 +345,9 @@ class TextTask(Task):
         if not values:
             problem = f"split '{split}' has no labels (task.gold={self.gold})"
             raise UserError("task.label", key, problem, "Validate on a labeled split.")
-        if missing := [value for value in values if self.is_unlabeled(value)]:
+        if missing := [value for value in distinct(values) if self.is_unlabeled(value)]:
             mark = next((value for value in missing if not is_blank(value)), "an empty cell")
-            problem = f"{len(missing)} of {len(values)} rows of split '{split}' have no label, but {mark}"
+            problem = f"{sum(value in missing for value in values)} of {len(values)} rows of split '{split}' have no label, but {mark}"
             remedy = "Remove these rows, choose a labeled split, or if that is a class, name all in task.labels."
             raise UserError("task.label", key, problem, remedy)
         return self.encode(values, table, split)
