@@ -20,10 +20,10 @@ from distill_runner.tasks.columns import (
     FEW_VALUES,
     LABEL,
     MIN_ROWS,
+    distinct,
     find_label,
     infer_columns,
     infer_label,
-    distinct,
     is_blank,
     is_empty,
     leak,
@@ -347,7 +347,8 @@ class TextTask(Task):
             raise UserError("task.label", key, problem, "Validate on a labeled split.")
         if missing := [value for value in distinct(values) if self.is_unlabeled(value)]:
             mark = next((value for value in missing if not is_blank(value)), "an empty cell")
-            problem = f"{sum(value in missing for value in values)} of {len(values)} rows of split '{split}' have no label, but {mark}"
+            count = sum(value in missing for value in values)
+            problem = f"{count} of {len(values)} rows of split '{split}' have no label, but {mark}"
             remedy = "Remove these rows, choose a labeled split, or if that is a class, name all in task.labels."
             raise UserError("task.label", key, problem, remedy)
         return self.encode(values, table, split)
