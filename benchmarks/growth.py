@@ -46,7 +46,7 @@ def tokens(rows: int, folder: Path) -> str:
     """Read and tokenize a CSV file of sentences with two labels; return peak MiB and seconds."""
     from transformers import AutoTokenizer
 
-    from distill_runner.datasets.corpora import train_wordpiece
+    from distill_runner.datasets.pretraining import train_wordpiece
     from distill_runner.datasets.splits import TokenSplit
     from distill_runner.tasks import make_task
 
@@ -81,7 +81,7 @@ def corpus(rows: int, folder: Path, ways: Sequence[tuple[str, int, bool]] = ALL_
 
     Return CPU seconds and peak MiB of each, bytes on disk for each token, and whether the files are equal.
     """
-    from distill_runner.datasets.corpora import train_wordpiece
+    from distill_runner.datasets.pretraining import train_wordpiece
 
     (folder / "tokenizer").mkdir()
     train_wordpiece(_texts(1000), 2000, folder / "tokenizer")
@@ -117,7 +117,8 @@ def tokenize_corpus(folder: Path, name: str, threads: int) -> None:
     import torch
     from transformers import AutoTokenizer
 
-    from distill_runner.datasets.corpora import Corpus, write_examples
+    from distill_runner.datasets.corpora import Corpus
+    from distill_runner.datasets.pretraining import write_examples
 
     torch.set_num_threads(threads)
     part = {"dataset": str(folder / "text"), "columns": ["sentence"]}
@@ -140,7 +141,7 @@ def _documents_done(folder: Path) -> int:
 
 def vocabulary(texts: int, folder: Path) -> str:
     """Train a WordPiece vocabulary of 30,000 entries on Wikipedia (wiki_paragraphs in DISTILL_DATA_DIR)."""
-    from distill_runner.datasets.corpora import train_wordpiece
+    from distill_runner.datasets.pretraining import train_wordpiece
 
     started = time.perf_counter()
     train_wordpiece(_paragraphs(texts), 30_000, folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.corpora.corpus import CorpusPart
+from distill_runner.datasets.corpora import CorpusPart
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 """**assumption**: definition of a word, in lower case; the paper does not give one."""

@@ -111,7 +111,7 @@ def write_inputs(folder: Path) -> None:
     """Write a data set of pairs of sentences to ``data``, and a BERT of 4 layers with its tokenizer to ``bert``."""
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from distill_runner.datasets.corpora import train_wordpiece
+    from distill_runner.datasets.pretraining import train_wordpiece
 
     random.seed(0)
     words = [f"word{number}" for number in range(40)]

@@ -143,7 +143,7 @@ def tiny_bert_folder(tiny_examples: "dict[str, Examples]", tmp_path_factory: pyt
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from distill_runner.datasets.corpora import train_wordpiece
+    from distill_runner.datasets.pretraining import train_wordpiece
 
     folder = tmp_path_factory.mktemp("tiny_bert")
     train_wordpiece([text for column in tiny_examples["train"].texts for text in column], 200, folder)
@@ -184,7 +184,7 @@ def wordpiece(tmp_path_factory: pytest.TempPathFactory) -> "PreTrainedTokenizerB
     """A tokenizer of BERT's kind."""
     from transformers import AutoTokenizer
 
-    from distill_runner.datasets.corpora import train_wordpiece
+    from distill_runner.datasets.pretraining import train_wordpiece
 
     folder = tmp_path_factory.mktemp("wordpiece")
     train_wordpiece([" ".join(WORDS)] * 20, 200, folder)

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
 
-from distill_runner.common import downloads, hub
+from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.models.build import build
 from distill_runner.models.config import Head, ModelConfig
@@ -141,8 +142,8 @@ def test_weights_beside_an_adapter_count_before_they_are_downloaded(
 ) -> None:
     folder = adapter(tmp_path / "adapter", base)
     names = [path.name for path in folder.iterdir()]
-    monkeypatch.setattr(downloads, "download", lambda *_: folder)
-    monkeypatch.setattr(downloads, "file_ids", lambda _: dict.fromkeys([*names, file], ""))
+    monkeypatch.setattr(hub, "download", lambda *_: folder)
+    monkeypatch.setattr(hub, "listed_files", lambda _: [SimpleNamespace(path=name) for name in (*names, file)])
     commit = hub.Commit("model", "acme/both", "0" * 40)
     with pytest.raises(UserError, match=f"the weights of a model \\({file}\\): either could be meant"):
         _ = ModelSource("acme/both", folder, commit).base

@@ -449,7 +449,7 @@ def _write_odd_tables(place: Path) -> None:
 def _other_models(place: Path) -> None:
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, BertModel
 
-    from distill_runner.datasets.corpora import train_wordpiece
+    from distill_runner.datasets.pretraining import train_wordpiece
 
     tokenizer = AutoTokenizer.from_pretrained(place / "model")
     for name, labels in (("nameless_head", ["LABEL_0", "LABEL_1"]), ("other_head", ["no", "perhaps", "yes"])):

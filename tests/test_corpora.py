@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets import corpora, embedded
-from distill_runner.datasets.corpora import pretraining
+from distill_runner.datasets import corpora, embedded, pretraining
 from distill_runner.datasets.embedded import SPLITS, embedded_columns
 
 Columns = dict[str, list[Any]]
@@ -114,15 +113,15 @@ def test_another_process_makes_the_same_examples_and_vocabulary(
 ) -> None:
     """There the sets of Python and the hash maps of `tokenizers` are in another order."""
     script = (
-        "import sys; from distill_runner.datasets import corpora, embedded\n"
-        "corpora.train_wordpiece(embedded.embedded_columns('text', 'train')[0]['text'], 1000, sys.argv[1])\n"
+        "import sys; from distill_runner.datasets import embedded, pretraining\n"
+        "pretraining.train_wordpiece(embedded.embedded_columns('text', 'train')[0]['text'], 1000, sys.argv[1])\n"
         "print(embedded.embedded_columns('sentences', 'test')[0]['sentence'][:3])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", script, str(tmp_path / "other")]
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
     assert output == str(tasks["sentences"]["test"]["sentence"][:3])
-    corpora.train_wordpiece(embedded_columns("text", "train")[0]["text"], 1000, tmp_path / "own")
+    pretraining.train_wordpiece(embedded_columns("text", "train")[0]["text"], 1000, tmp_path / "own")
     vocabularies = [
         json.loads((tmp_path / place / "tokenizer.json").read_text())["model"]["vocab"] for place in ("own", "other")
     ]
@@ -132,7 +131,7 @@ def test_another_process_makes_the_same_examples_and_vocabulary(
 def test_the_tokenizer_folder_loads_and_knows_english(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    corpora.train_wordpiece(embedded_columns("text", "train")[0]["text"], 1200, tmp_path)
+    pretraining.train_wordpiece(embedded_columns("text", "train")[0]["text"], 1200, tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.is_fast
     assert len(tokenizer) == tokenizer.vocab_size == 1200
@@ -155,7 +154,7 @@ def test_what_does_not_exist_is_refused() -> None:
 
 def test_pieces_of_words_have_their_places_before_counting(tmp_path: Path) -> None:
     """Signs that are neither letters nor punctuation, too: counting numbers them in another order each time."""
-    corpora.train_wordpiece(["15° 3¢ x−y भाि"] * 4, 300, tmp_path)
+    pretraining.train_wordpiece(["15° 3¢ x−y भाि"] * 4, 300, tmp_path)
     vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     pieces = {piece: place for piece, place in vocabulary.items() if piece.startswith("##") and len(piece) == 3}
     assert {"##°", "##¢", "##−", "##a", "##ि"} <= pieces.keys()

@@ -19,8 +19,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from distill_runner.datasets.batches import Batch
-from distill_runner.datasets.dropout import DropoutMasks, split_mix
+from distill_runner.datasets.batches import Batch, DropoutMasks, split_mix
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features

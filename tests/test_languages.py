@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.datasets.corpora.corpus import Corpus, quotas
+from distill_runner.datasets.corpora import Corpus, quotas
 from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.collect import read_results

@@ -21,15 +21,16 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets import corpora
-from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet, examples, write_examples
-from distill_runner.datasets.corpora.examples import (
+from distill_runner.datasets import pretraining
+from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
+from distill_runner.datasets.pretraining import (
     IS_NEXT,
     Documents,
     packed_examples,
     pair_examples,
     passage_examples,
     sentences_of,
+    write_examples,
 )
 from distill_runner.datasets.readers import hub
 from distill_runner.datasets.splits import CorpusSplit, TokenSplit
@@ -52,7 +53,7 @@ def corpus(folder: Path | None = None, *, part: dict[str, Any] | None = None, **
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("vocabulary")
-    corpora.train_wordpiece(corpus().texts("train"), 600, folder)
+    pretraining.train_wordpiece(corpus().texts("train"), 600, folder)
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -315,13 +316,13 @@ def test_an_interruption_loses_one_portion(
     stop: int, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten days of tokenizing were lost to a kill, and the rest of it was kept in the artifact for ever."""
-    monkeypatch.setattr("distill_runner.datasets.corpora.examples.PORTION_DOCUMENTS", 1)
+    monkeypatch.setattr("distill_runner.datasets.pretraining.PORTION_DOCUMENTS", 1)
     texts = corpus(examples="pairs")
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
     write_examples(tmp_path / "whole", texts, "train", tokenizer)
     calls = list[list[str]]()
-    encode = examples.token_ids
+    encode = pretraining.token_ids
 
     def encode_some(tokenizer: Any, part: list[str]) -> list[list[int]]:
         if len(calls) == stop:
@@ -329,7 +330,7 @@ def test_an_interruption_loses_one_portion(
         calls.append(part)
         return encode(tokenizer, part)
 
-    monkeypatch.setattr(examples, "token_ids", encode_some)
+    monkeypatch.setattr(pretraining, "token_ids", encode_some)
     with pytest.raises(KeyboardInterrupt):
         write_examples(tmp_path / "stopped", texts, "train", tokenizer)
     # A killed process leaves half of a portion as well.
@@ -341,7 +342,7 @@ def test_an_interruption_loses_one_portion(
         portions.append(part)
         return encode(tokenizer, part)
 
-    monkeypatch.setattr(examples, "token_ids", encode_rest)
+    monkeypatch.setattr(pretraining, "token_ids", encode_rest)
     write_examples(tmp_path / "stopped", texts, "train", tokenizer)
     assert len(portions) == len(list(texts.documents("train"))) - stop
     files = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
@@ -355,7 +356,7 @@ def test_token_ids_take_as_few_bytes_as_their_vocabulary_allows(
     """Wikipedia and books are 4 billion tokens: 8 GB instead of 20; the largest id must survive."""
     monkeypatch.setattr(type(tokenizer), "__len__", lambda self: size)
     ids = [size - 1, 7]
-    monkeypatch.setattr(examples, "token_ids", lambda _, texts: [ids] * len(texts))
+    monkeypatch.setattr(pretraining, "token_ids", lambda _, texts: [ids] * len(texts))
     write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
     tokens = TokenSplit(tmp_path)
     assert tokens.ids.dtype == dtype
@@ -371,8 +372,8 @@ def test_tokens_do_not_depend_on_what_the_tokenizer_was_used_for(
     texts = [*corpus().texts("validation")][:20]
     expected = tokenizer(texts, add_special_tokens=False)["input_ids"]
     tokenizer(texts, truncation=True, max_length=4, padding=True)
-    assert examples.token_ids(tokenizer, texts) == expected
-    assert examples.token_ids(tokenizer, []) == []
+    assert pretraining.token_ids(tokenizer, texts) == expected
+    assert pretraining.token_ids(tokenizer, []) == []
 
 
 def test_passages_are_what_the_tokenizer_gives(tokenizer: Any, tmp_path: Path) -> None:
@@ -422,8 +423,8 @@ def test_a_tokenizer_that_puts_nothing_before_a_text_is_refused(template: str | 
 def masked(size: int = 100_000, seed: int = 0, **options: Any) -> tuple[torch.Tensor, ...]:
     ids_T = torch.arange(size) % 995 + 5
     special_T = torch.arange(size) % 50 == 0
-    draws_3T = corpora.mask_draws(seed, 0, [0], [size])
-    return ids_T, special_T, *corpora.mask_tokens(ids_T, special_T, torch.tensor([0]), draws_3T, 4, 1000, **options)
+    draws_3T = pretraining.mask_draws(seed, 0, [0], [size])
+    return ids_T, special_T, *pretraining.mask_tokens(ids_T, special_T, torch.tensor([0]), draws_3T, 4, 1000, **options)
 
 
 def test_masking_follows_bert() -> None:
@@ -458,21 +459,21 @@ def test_whole_words_are_chosen_or_left() -> None:
 
 def test_masking_with_probability_zero_and_one() -> None:
     ids_T, special_T = torch.tensor([2, 7, 8, 9, 3, 2, 7, 3]), torch.tensor([1, 0, 0, 0, 1, 1, 0, 1]).bool()
-    starts_B, draws_3T = torch.tensor([0, 5]), corpora.mask_draws(0, 0, [0, 1], [5, 3])
-    masked_T, labels_T = corpora.mask_tokens(ids_T, special_T, starts_B, draws_3T, 4, 10, probability=0.0)
+    starts_B, draws_3T = torch.tensor([0, 5]), pretraining.mask_draws(0, 0, [0, 1], [5, 3])
+    masked_T, labels_T = pretraining.mask_tokens(ids_T, special_T, starts_B, draws_3T, 4, 10, probability=0.0)
     # One of each sequence is chosen all the same; none where all are special.
     chosen_T = labels_T != -100
     assert (int(chosen_T[:5].sum()), int(chosen_T[5:].sum())) == (1, 1)
     assert torch.equal(masked_T[~chosen_T], ids_T[~chosen_T])
-    _, labels_T = corpora.mask_tokens(ids_T, torch.ones(8).bool(), starts_B, draws_3T, 4, 10)
+    _, labels_T = pretraining.mask_tokens(ids_T, torch.ones(8).bool(), starts_B, draws_3T, 4, 10)
     assert labels_T.tolist() == [-100] * 8
-    _, labels_T = corpora.mask_tokens(ids_T, special_T, starts_B, draws_3T, 4, 10, probability=1.0)
+    _, labels_T = pretraining.mask_tokens(ids_T, special_T, starts_B, draws_3T, 4, 10, probability=1.0)
     assert labels_T.tolist() == [-100, 7, 8, 9, -100, -100, 7, -100]
 
 
 def test_pieces_that_continue_a_word_are_known(tokenizer: Any) -> None:
     pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    assert corpora.continuations(tokenizer).tolist() == [piece.startswith("##") for piece in pieces]
+    assert pretraining.continuations(tokenizer).tolist() == [piece.startswith("##") for piece in pieces]
 
 
 def test_an_example_is_masked_the_same_in_any_company(tokenizer: Any, tmp_path: Path) -> None:

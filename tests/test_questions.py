@@ -10,7 +10,7 @@ import pytest
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.datasets.corpora import train_wordpiece
+from distill_runner.datasets.pretraining import train_wordpiece
 from distill_runner.pipeline.resolving import resolve
 from helpers.command import distill_run
 from helpers.made_questions import as_json, made_rows

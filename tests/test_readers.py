@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart, TransferSet
-from distill_runner.datasets.readers.contents import data_fingerprint
 from distill_runner.datasets.readers.dataset import BY_CLASS, SplitSlice
 from distill_runner.datasets.readers.table import TableRecord, recorded_tables
 from distill_runner.datasets.readers.tables import (
+    data_fingerprint,
     inspect_columns,
     read_columns,
     read_rows,
@@ -313,18 +313,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train.csv": "text,label\na,1\nb\n"}, "line 3 has 1 value, but the first line names 2"),
     ({"train.csv": "text,text\na,b\n"}, "names the column 'text' twice"),
     ({"train.csv": "text,label\na,1\ntext,label\nb,0\n"}, "line 3 repeats the names of the first line"),
-    ({"train.csv": "text,label\na,1\n\ufefftext,label\nb,0\n"}, "line 3 repeats the names of the first line"),
-    ({"train.csv": "text,label\n1,one\n2,two\rowt\n"}, "line 3 has a carriage return outside quotation marks"),
     ({"train.csv": 'text,label\n"he said \\"yes\\" twice",1\n'}, "line 2 goes on after the closing quotation mark"),
     ({"train.csv": "text;label,x\na;b,c\nd;e,f\n"}, "may be separated by commas or semicolons"),
     # JSON that is no table
     ({"train.json": '{"text": "a"}\n{"text": "b"\n'}, "line 2 is no JSON at character 13"),
-    ({"train.json": '{"text": "a", "text": "b"}\n'}, "has the key 'text' twice"),
     ({"train.json": '{"text": "a"}\n["b"]\n'}, "line 2 is not an object but a list"),
-    ({"train.json": '{"a": [{"text": "a"}], "b": [{"text": "b"}]}'}, "holds several lists of rows: a, b"),
-    ({"train.json": '{"text": ["a", "b"], "label": [1]}'}, "holds columns of different lengths"),
     ({"train.json": '{"data": [{"paragraphs": [{}]}]}'}, "is not in SQuAD's format"),
-    ({"train.json": "[[" * 100_000}, "nested too deeply"),
     # Bytes of another form: "damaged, download again" sends people with a file of Excel to the wrong place
     ({"train.csv": "text\ncafé\n".encode("cp1252")}, "encoding=cp1252 (Excel, Windows) if 'café' is right"),
     ({"train.csv": WIDE.encode("utf-16-le")}, "parts.encoding=utf-16-le"),
@@ -339,7 +333,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train.csv": PLAIN, "data/train.csv": PLAIN}, "is in "),
     ({"train.csv": PLAIN, "train.csv.gz": PLAIN}, "several file formats"),
     ({"train-00000-of-00003.csv": PLAIN, "train-00002-of-00003.csv": PLAIN}, "has 2 of the 3 parts"),
-    ({"train-00000-of-00001.csv": PLAIN, "train-00000-of-00002.csv": PLAIN}, "could be "),
     # Formats that are not read
     *(
         ({name: b"PK", "validation.csv": PLAIN}, f"{name} in {{folder}} is of a format that is not read")
@@ -376,9 +369,9 @@ def test_a_named_encoding_is_read(tmp_path: Path, encoding: str) -> None:
     [
         ("utf-8", "cp1252", "is UTF-8, which parts.encoding=cp1252 would misread"),
         *(("ascii", name, f"is UTF-8, which parts.encoding={name}") for name in ("utf-16", "utf-32-be", "cp037")),
-        ("utf-16", "latin-1", "byte order mark of UTF-16"),
+        ("utf-16", "latin-1", "is UTF-16, which parts.encoding=latin-1 would misread"),
         ("utf-16-le", "cp1252", "is UTF-16 without a byte order mark"),
-        ("utf-16-le", "utf-16", "has no byte order mark of utf-16"),
+        ("utf-16-le", "utf-16", "is UTF-16 without a byte order mark"),
         ("utf-8", "base64", "no such encoding"),
     ],
 )
@@ -394,18 +387,6 @@ def test_a_file_without_rows_is_called_empty(tmp_path: Path, name: str, content:
     """Where the columns are inferred: "cannot be inferred" would blame their names."""
     (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
     assert "the split is empty" in refusal(lambda: inspect_columns(part(tmp_path), "train"))
-
-
-@pytest.mark.parametrize("name", ["data[1]", "a*b", "what?", "{x}", "**"])
-def test_a_path_is_no_pattern(tmp_path: Path, name: str) -> None:
-    """``data[1]`` would be the files of ``data1``."""
-    for folder, text in ((name, "own"), ("data1", "other"), ("aXb", "other")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "train.csv").write_text(f"text\n{text}\n")
-        pyarrow.parquet.write_table(pyarrow.table({"text": [text]}), tmp_path / folder / "validation.parquet")
-    data = part(tmp_path / name, validation="validation")
-    for split in ("train", "validation"):
-        assert read_columns(data, split, ["text"]) == {"text": ["own"]}
 
 
 def test_parts_of_a_split_have_the_same_columns(tmp_path: Path) -> None:
@@ -425,15 +406,6 @@ def test_parts_of_a_split_have_the_same_columns(tmp_path: Path) -> None:
 
 
 # --- What else
-
-
-def test_many_columns_are_read_at_once(tmp_path: Path) -> None:
-    names = [f"f{number}" for number in range(10_000)]
-    (tmp_path / "train.csv").write_text(",".join(["text", *names]) + "\n" + (",".join(["a", *"1" * 10_000]) + "\n") * 3)
-    assert columns(tmp_path) == {"text": ["a"] * 3}
-    with pytest.raises(UserError) as caught:
-        next(read_rows(CorpusPart(dataset=str(tmp_path), columns=["other"]), "train"))
-    assert "f10 and 9,989 more" in str(caught.value)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=60), st.floats(0.1, 0.9))
@@ -459,11 +431,6 @@ def test_what_is_read_from_a_file_is_in_its_fingerprint(tmp_path: Path) -> None:
     assert data_fingerprint(part(tmp_path)) == data_fingerprint(part(tmp_path, encoding="cp1252"))
 
 
-def own_task(folder: Path, **fields: Any) -> Any:
-    fields |= {"metrics": ["accuracy"], "max_length": 8, "epochs": 1, "columns": ["text"], "validation": {"v": "dev"}}
-    return make_task(name="own", dataset=str(folder), train="train", **fields)
-
-
 def classes_of(names: list[str] | None) -> Any:
     import datasets
 
@@ -483,7 +450,8 @@ def test_files_of_a_split_have_one_list_of_classes(
 
     write(0, first)
     write(1, second)
-    task = own_task(tmp_path, labels=None)
+    fields = {"metrics": ["accuracy"], "max_length": 8, "epochs": 1, "columns": ["text"], "validation": {"v": "dev"}}
+    task = make_task(name="own", dataset=str(tmp_path), train="train", labels=None, **fields)
     assert read_table(task, "train").class_names == ["a", "b"]
     write(0, ["a", "b"])
     write(1, ["b", "a"])
@@ -505,10 +473,3 @@ def test_what_is_no_text_is_not_read_as_one(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": ["a"], "label": 1}\n{"text": ["b"], "label": 0}\n')
     inputs["parts"] = {"inputs": {"dataset": str(tmp_path), "columns": ["text"]}}
     assert "a row holds a list instead of a text" in refusal(lambda: TransferSet(**inputs).examples())
-
-
-@pytest.mark.parametrize("value", ["NaN", "null"])
-def test_a_task_refuses_a_text_that_is_missing(value: str, tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text(f'{{"text": "good", "label": 1}}\n{{"text": {value}, "label": 0}}\n')
-    task = own_task(tmp_path, labels=[0, 1])
-    assert "row 1 of split 'train' holds no text" in refusal(lambda: task.examples("train"))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.datasets.corpora import train_wordpiece
+from distill_runner.datasets.pretraining import train_wordpiece
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.pipeline.build import Pipeline

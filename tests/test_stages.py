@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer, LongformerConfig, LongformerM
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.datasets.corpora import train_wordpiece
+from distill_runner.datasets.pretraining import train_wordpiece
 from distill_runner.methods.config import parse_method
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForTokenClassification, PreTrainedTokenizerFast
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.dropout import DropoutMasks
+from distill_runner.datasets.batches import DropoutMasks
 from distill_runner.methods.outputs import Classes
 from distill_runner.models.extract import extract
 from distill_runner.models.families import PACKED

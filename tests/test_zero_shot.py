@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, pipeline
 
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.datasets.batches import packed_texts
+from distill_runner.datasets.batches import Batch, length_groups
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.build import build, load_model
@@ -47,6 +47,20 @@ FIELDS: dict[str, Any] = {
 SINGLE = make_task(**FIELDS, metrics=["accuracy"])
 SEVERAL = make_task(**FIELDS, type="multilabel", metrics=["f1_micro"])
 INFERENCE = ["contradiction", "neutral", "entailment"]
+
+
+def packed_texts(texts: Sequence[Sequence[int]]) -> Batch:
+    """Return a batch of texts without labels, from the token ids of each; they are sorted by length."""
+    lengths = np.array([len(tokens) for tokens in texts])
+    starts = np.cumsum(lengths) - lengths
+    return Batch(
+        input_ids=torch.tensor([token for tokens in texts for token in tokens]),
+        segments=torch.zeros(int(lengths.sum()), dtype=torch.long),
+        positions=torch.cat([torch.arange(length) for length in lengths.tolist()]),
+        starts=torch.from_numpy(starts),
+        index=torch.arange(len(texts)),
+        groups=tuple(length_groups(lengths, starts, None)),
+    )
 
 
 def inference_model(folder: Path, tokenizer: Path, family: str = "bert", names: Sequence[str] = INFERENCE) -> Path:

@@ -38,15 +38,14 @@ class Faults:
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves ``folder/{models,datasets}/<owner>/<name>/<revision>/...``; ``aliases`` are old names of repositories."""
+    """Serves ``folder/{models,datasets}/<owner>/<name>/<revision>/...``."""
 
     daemon_threads = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.folder, self.faults, self.aliases = folder, Faults(), dict[str, str]()
+        self.folder, self.faults = folder, Faults()
         self.requests: list[str] = []
-        self.resumed: list[int] = []  # where contents were asked for from, but for their beginning
 
     @property
     def endpoint(self) -> str:
@@ -107,7 +106,6 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET
 
     def _describe(self, kind: str, name: str, what: str, revision: str, _below: str | None) -> None:
-        name = self.server.aliases.get(name, name)
         if not (self.server.folder / kind / name).is_dir():
             self._answer(401, {}, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."})
         elif (found := self.server.commit(kind, name, revision)) is None:
@@ -119,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, [_entry(file, found[1]) for file in _files(found[1])])
 
     def _hand_out(self, kind: str, name: str, revision: str, path: str) -> None:
-        found = self.server.commit(kind, self.server.aliases.get(name, name), revision)
+        found = self.server.commit(kind, name, revision)
         file = found[1] / path if found else Path()
         if self.server.faults.gated:
             self._answer(401, {}, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."})
@@ -137,7 +135,6 @@ class _Handler(BaseHTTPRequestHandler):
         faults, start, whole = self.server.faults, 0, len(content)
         if asked := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
             start = int(asked[1])
-            self.server.resumed.append(start)
             headers["Content-Range"] = f"bytes {start}-{whole - 1}/{whole}"
         content = content[start:]
         self._head(206 if asked else 200, {**headers, "Content-Length": str(len(content))})

@@ -74,7 +74,7 @@ def make_encoder(folder: Path, seed: int, texts: Sequence[str]) -> None:
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from distill_runner.datasets.corpora import train_wordpiece
+    from distill_runner.datasets.pretraining import train_wordpiece
 
     folder.mkdir()
     train_wordpiece([*WORDS, *sorted(texts)], 120, folder)

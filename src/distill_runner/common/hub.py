@@ -1,7 +1,7 @@
-"""Repositories of the Hugging Face hub: the commit that a run reads, errors of the hub, and retries.
+"""Repositories of the Hugging Face hub: the commit that a run reads, its files in the cache, and errors of the hub.
 
 The name of a repository is resolved to a commit once. A run reads all files of the repository from that commit, and
-never from another commit in the cache (``common/downloads.py``).
+never from another commit in the cache. Files of the commit that are in the cache cost no request.
 """
 
 import json
@@ -9,15 +9,18 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from tqdm import tqdm
+
 from distill_runner.common.errors import Unavailable, UserError, causes, root_cause
-from distill_runner.common.files import DISK_FULL
+from distill_runner.common.files import DISK_FULL, atomic_replacement
 from distill_runner.common.library_switches import REQUEST_SECONDS, configure_hub_client
 from distill_runner.common.process import environment_variable
 
@@ -28,9 +31,10 @@ Value = TypeVar("Value")
 COMMITS = "DISTILL_HUB_COMMITS"
 """Environment variable that passes the commits resolved by a sweep to the processes of its points."""
 TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-TRIES, TRIES_TO_CONNECT = 6, 2
-LONGEST_WAIT = 330.0
-"""Longest wait before a retry, in seconds. The hub counts requests in windows of five minutes."""
+PAUSES = (1.0, 4.0, 16.0)
+"""Seconds before a request is repeated that failed for a reason that may be gone then."""
+LARGE_FILES = 10_000_000
+"""Size in bytes from which a download is logged."""
 connect = cache(configure_hub_client)
 
 # Errors
@@ -89,57 +93,35 @@ def hub_error(error: Exception, repo_type: RepoType, name: str, revision: str | 
         if isinstance(cause, HfHubHTTPError):
             status = cause.response.status_code
             reason = " (its rate limit is reached)" if status == 429 else ""
-            return HubError(f"the hub answers {status}{reason}", "Repeat the command later to resume.", True)
+            return HubError(f"the hub answers {status}{reason}", "Repeat the command later.", True)
     if is_offline(error):
         return HubError("not downloaded before, and HF_HUB_OFFLINE forbids asking the hub")
     return HubError(f"the hub cannot be reached ({root_cause(error)})", temporary=True)
 
 
-# Retries
+def with_retries(request: Callable[[], Value]) -> Value:
+    """Return the result of ``request``, repeated after a status or a broken connection that may be gone then.
 
-
-def with_retries(request: Callable[[], Value], progress: Callable[[], int] = lambda: 0) -> Value:
-    """Return the result of ``request``, and repeat it after temporary failures, as late as the hub asks for.
-
-    ``huggingface_hub`` itself retries some of its requests only (seen in 2.4): not the look-up of a revision
-    (``HfApi.repo_info``), nor a file at a 5xx status or a reset connection (``http_get``).
-
-    Args:
-        progress: number of bytes downloaded so far. After progress, the count of tries starts again.
+    ``huggingface_hub`` itself repeats some of its requests only: not the look-up of a revision, nor a file at a 5xx
+    status or a reset connection.
     """
-    tries, num_bytes = 0, progress()
-    while True:
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+    def is_temporary(cause: BaseException) -> bool:
+        if isinstance(cause, HfHubHTTPError):
+            return cause.response.status_code in TEMPORARY_STATUSES
+        return isinstance(cause, httpx.ReadError | httpx.RemoteProtocolError)
+
+    for pause in PAUSES:
         try:
             return request()
         except Exception as error:
-            if progress() > num_bytes:
-                tries, num_bytes = 0, progress()
-            tries += 1
-            max_tries, requested_wait = _retries(error)
-            wait = requested_wait or min(2.0 ** (tries - 1), 8.0)
-            if tries >= max_tries or wait > LONGEST_WAIT:
+            if not any(map(is_temporary, causes(error))):
                 raise
-            if wait >= 2:
-                log.info("the hub: %s; trying again in %.0f s", root_cause(error), wait)
-            time.sleep(wait)
-
-
-def _retries(error: Exception) -> tuple[int, float]:
-    """Return how often a request is tried that fails in this way, and the seconds to wait that the hub asks for."""
-    from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import httpx, parse_ratelimit_headers  # type: ignore[attr-defined]
-
-    for cause in causes(error):
-        if isinstance(cause, HfHubHTTPError):
-            headers = cause.response.headers
-            seconds, limit = headers.get("Retry-After", ""), parse_ratelimit_headers(headers)
-            wait = float(seconds) if re.fullmatch(r"\d+", seconds) else float(limit.reset_in_seconds) if limit else 0.0
-            return (TRIES if cause.response.status_code in TEMPORARY_STATUSES else 0), wait
-        if isinstance(cause, httpx.ConnectError | httpx.TimeoutException):
-            return TRIES_TO_CONNECT, 0.0
-        if isinstance(cause, httpx.NetworkError | httpx.RemoteProtocolError):
-            return TRIES, 0.0
-    return 0, 0.0
+            log.info("the hub: %s; trying again in %.0f s", root_cause(error), pause)
+            time.sleep(pause)
+    return request()
 
 
 # Repositories and commits
@@ -255,3 +237,71 @@ def cache_folder(repo_type: RepoType, name: str) -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser() / f"{repo_type}s--{name.replace('/', '--')}"
+
+
+# Files
+
+
+class _Bar(tqdm):
+    """Progress bar that is drawn on a terminal only."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "disable": None, "leave": False})
+
+
+def download(commit: Commit, patterns: Sequence[str], revision: str | None = None) -> Path:
+    """Download the files that match ``patterns`` and are not in the cache; return the folder of the commit.
+
+    Args:
+        revision: the revision that was resolved to this commit. It is recorded for runs that cannot ask the hub.
+    Raises:
+        HubError: the files cannot be downloaded.
+        OSError: the disk is full.
+    """
+    from huggingface_hub import snapshot_download
+
+    if (missing := missing_files(commit, patterns)) == []:
+        return commit.folder
+    connect()
+    size, started = sum(file.size for file in missing or []), time.monotonic()
+    if size >= LARGE_FILES:
+        log.info("downloading %s: %.1f MB", commit.name, size / 1e6)
+    options: dict[str, Any] = {"repo_type": commit.repo_type, "revision": commit.sha, "tqdm_class": _Bar}
+    try:
+        folder = with_retries(lambda: snapshot_download(commit.name, allow_patterns=list(patterns), **options))
+    except Exception as error:
+        if commit.folder.is_dir() and is_offline(error) and listed_files(commit) is None:
+            return commit.folder  # downloaded by another program, which stored no list of files
+        raise hub_error(error, commit.repo_type, commit.name, revision) from error
+    if size >= LARGE_FILES:
+        log.info("downloaded %s in %.0f s", commit.name, time.monotonic() - started)
+    if revision and revision != commit.sha:
+        ref = cache_folder(commit.repo_type, commit.name) / "refs" / revision
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_replacement(ref) as new_file:
+            new_file.write_text(commit.sha, encoding="utf-8")
+    return Path(folder)
+
+
+def listed_files(commit: Commit) -> list[Any] | None:
+    """Return the files of the commit with path and size; None if the cache holds no list of them."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        return get_cached_repo_tree(commit.name, repo_type=commit.repo_type, revision=commit.sha)
+    except CachedRepoTreeNotFoundError:
+        return None
+
+
+def matching_files(files: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Return the files that match any of ``patterns``."""
+    return [file for file in files if any(fnmatch(file, pattern) for pattern in patterns)]
+
+
+def missing_files(commit: Commit, patterns: Sequence[str]) -> list[Any] | None:
+    """Return the files that match ``patterns`` and are not in the cache; None if the cache holds no list of files."""
+    files, folder = listed_files(commit), commit.folder
+    if files is None:
+        return None
+    return [file for file in files if matching_files([file.path], patterns) and not (folder / file.path).exists()]

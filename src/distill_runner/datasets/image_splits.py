@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill_runner.datasets.batches import AnyBatch, Unit
-from distill_runner.datasets.dropout import GOLDEN, split_mix
+from distill_runner.datasets.batches import GOLDEN, AnyBatch, Unit, split_mix
 from distill_runner.datasets.images import Augment
 from distill_runner.datasets.splits import Split
 

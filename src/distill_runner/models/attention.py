@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
-from distill_runner.datasets.batches import Batch, LengthGroup
-from distill_runner.datasets.dropout import DropoutMasks
+from distill_runner.datasets.batches import Batch, DropoutMasks, LengthGroup
 
 _HEAD_SIZES = range(8, 129, 8)
 """Features of a head that the kernels of all GPUs since Ampere take, forward and backward."""

@@ -17,8 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from distill_runner.common.library_switches import raise_recompile_limit
-from distill_runner.datasets.batches import Batch
-from distill_runner.datasets.dropout import DropoutMasks
+from distill_runner.datasets.batches import Batch, DropoutMasks
 from distill_runner.datasets.image_splits import ImageBatch
 from distill_runner.models.attention import PackedAttention
 from distill_runner.models.families import PACKED, PROJECTIONS, Drop, Family, Layer, Projection

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from distill_runner.common import downloads, hub
+from distill_runner.common import hub
 from distill_runner.common.errors import UserError, root_cause, suggestion
 from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.hub import HubError
@@ -122,9 +122,7 @@ class ModelSource:
         """
         folder = self.download()
         names = [name for name in self._file_names(folder) if "/" not in name]
-        name = base_name(
-            folder, self.name, [name for group in WEIGHTS for name in downloads.matching_files(names, group)]
-        )
+        name = base_name(folder, self.name, [name for group in WEIGHTS for name in hub.matching_files(names, group)])
         base = None if name is None else resolve_source(name)
         if base is not None and base.base is not None:
             problem = f"the base of its adapter, {base.name}, is an adapter too"
@@ -133,7 +131,8 @@ class ModelSource:
 
     def _file_names(self, folder: Path) -> list[str]:
         """Return the names of all files, also of those of a commit that are not downloaded, where they are known."""
-        return list((self.commit and downloads.file_ids(self.commit)) or os.listdir(folder))
+        files = hub.listed_files(self.commit) if self.commit else None
+        return [file.path for file in files] if files else os.listdir(folder)
 
     @cached_property
     def _config(self) -> PreTrainedConfig:
@@ -196,13 +195,13 @@ class ModelSource:
         revision = self.name.partition("@")[2] or "main"
         with _hub_errors(self.name):
             small = SMALL_FILES + MODULE_FILES + (CODE if trusts_code() else ())
-            folder = downloads.download(self.commit, small, revision)
+            folder = hub.download(self.commit, small, revision)
             if weights:
                 names = self._file_names(folder)
-                patterns = next((patterns for patterns in WEIGHTS if downloads.matching_files(names, patterns)), None)
+                patterns = next((patterns for patterns in WEIGHTS if hub.matching_files(names, patterns)), None)
                 if patterns is None:
                     raise self._refusal("the repository holds no weights that torch can read")
-                folder = downloads.download(self.commit, patterns, revision)
+                folder = hub.download(self.commit, patterns, revision)
         return folder
 
     def require_weights(self) -> None:

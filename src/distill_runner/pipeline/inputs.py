@@ -12,11 +12,10 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, error_context, quantity
 from distill_runner.common.seeds import stage_seed
-from distill_runner.datasets.corpora import train_wordpiece, write_examples
-from distill_runner.datasets.readers.contents import hub_commit
+from distill_runner.datasets.pretraining import train_wordpiece, write_examples
 from distill_runner.datasets.readers.dataset import Dataset
 from distill_runner.datasets.readers.table import TableRecord, recorded_tables
-from distill_runner.datasets.readers.tables import column_names
+from distill_runner.datasets.readers.tables import column_names, hub_commit
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
 from distill_runner.models.sources import ModelSource, resolve_source
 from distill_runner.models.trimming import num_changed, trim_tokenizer

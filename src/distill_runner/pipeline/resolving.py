@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from distill_runner.common.errors import UserError, error_context, format_list, quantity, suggestion
-from distill_runner.datasets.corpora.pretraining import SPECIAL_TOKENS
+from distill_runner.datasets.pretraining import SPECIAL_TOKENS
 from distill_runner.methods.config import MethodConfig
 from distill_runner.models.build import num_outputs
 from distill_runner.models.config import ModelConfig

@@ -9,9 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from distill_runner.common.assumptions import assumptions_field
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, mean
-from distill_runner.datasets.readers.contents import data_fingerprint, require_own_rows, share_rows
 from distill_runner.datasets.readers.dataset import Dataset, parse_split, splits_overlap
 from distill_runner.datasets.readers.files import has_local_split
+from distill_runner.datasets.readers.tables import data_fingerprint, require_own_rows, share_rows
 
 VALIDATION, HELD_OUT, MEAN = "validation", "held_out", "mean"
 TEST, OPTIONAL = "test", "?"

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import PADDING, Batch
-from distill_runner.datasets.corpora import Corpus, continuations, mask_draws, mask_tokens
+from distill_runner.datasets.corpora import Corpus
+from distill_runner.datasets.pretraining import continuations, mask_draws, mask_tokens
 from distill_runner.datasets.splits import HeldOutSplit, Split
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, has_next_sentence_head

@@ -158,9 +158,6 @@ class DelimitedReader(Reader):
         if "expected after" in message:
             where = f" of a value that begins in line {first}" if first < line else ""
             return FileProblem(f"line {line} goes on after the closing quotation mark{where}", MARK_REMEDY)
-        if "new-line character" in message:
-            problem = f"line {line} has a carriage return outside quotation marks"
-            return FileProblem(problem, "Remove it, or put quotation marks around the value.")
         return FileProblem(f"line {line} cannot be read: {message}", MARK_REMEDY)
 
     def _lost_rows(self, long_rows: dict[int, list[str]], name: str) -> list[str]:
@@ -174,56 +171,43 @@ class DelimitedReader(Reader):
         Raises:
             FileProblem: all lines of a value but its last look like rows.
         """
-        if not long_rows or len(self._first_row) == 1:  # any line looks like a row of one column
+        width = len(self._first_row)
+        if not long_rows or width == 1:  # any line looks like a row of one column
             return []
         pieces = {line: self._lines_of_value(row) for line, row in long_rows.items()}
-        counters = {position: Counter[str]() for position in range(min(len(self._first_row), MAX_CATEGORICAL))}
-        count = 0
-        for row in self._rows_of_one_line([piece for rows in pieces.values() for piece in rows]):
-            count += 1
-            for position, counter in list(counters.items()):
-                counter[row[position]] += 1
-                if len(counter) > MAX_VALUES:
-                    del counters[position]
+        rows = [piece for lines in pieces.values() for piece in lines if len(piece) == width]
+        reader, previous = self._reader(), 0
+        counters = {position: Counter(row[position] for row in rows) for position in range(min(width, MAX_CATEGORICAL))}
+        count = len(rows)
+        for row in reader:
+            if reader.line_num - previous == 1 and previous and len(row) == width:
+                count += 1
+                for position, counter in list(counters.items()):
+                    counter[row[position]] += 1
+                    if len(counter) > MAX_VALUES:
+                        del counters[position]
+            previous = reader.line_num
         categories = {position: counter for position, counter in counters.items() if 2 * len(counter) <= count}
 
         def is_row(values: Sequence[str]) -> bool:
             has_category = (values[i] and counter[values[i]] > 1 for i, counter in categories.items())
-            return len(values) == len(self._first_row) and any(has_category)
+            return len(values) == width and any(has_category)
 
-        suspects = []
-        for line, rows in pieces.items():
-            if all(map(is_row, rows)):
+        for line, lines in pieces.items():
+            if all(map(is_row, lines)):
                 problem = f"the quotation mark in line {line + self._skipped} swallows the rows up to line"
                 remedy = 'Inside a value, a mark is written "". If its lines only look like rows, save it as .jsonl.'
-                raise FileProblem(f"{problem} {line + self._skipped + len(rows)}", remedy)
-            suspects += [line + self._skipped] * any(map(is_row, rows))
-        if not suspects:
-            return []
-        problem = f"{name}: a value from line {suspects[0]} has lines that look like rows"
-        return [f"{problem}: is a quotation mark wrong?"]
+                raise FileProblem(f"{problem} {line + self._skipped + len(lines)}", remedy)
+        suspects = [line + self._skipped for line, lines in pieces.items() if any(map(is_row, lines))]
+        problem = f"{name}: a value from line {suspects[0]} has lines that look like rows" if suspects else ""
+        return [f"{problem}: is a quotation mark wrong?"] if suspects else []
 
     def _lines_of_value(self, row: Sequence[str]) -> list[list[str]]:
         """Return the lines of a row's first value of several lines, but its last line, each divided into values."""
         position = next(i for i, value in enumerate(row) if "\n" in value or "\r" in value)
-
-        def values(line: str) -> list[str]:
-            try:
-                return next(csv.reader([line], delimiter=self._separator), [])
-            except csv.Error:
-                return []
-
-        first, *others = row[position].split("\n" if "\n" in row[position] else "\r")[:-1]
-        return [[*row[:position], *values(first)], *map(values, others)]
-
-    def _rows_of_one_line(self, further: list[list[str]]) -> Iterator[list[str]]:
-        """Yield the rows of one line, and ``further`` lines with a value for each column."""
-        reader, previous = self._reader(), 0
-        for row in reader:
-            if reader.line_num - previous == 1 and previous and len(row) == len(self._first_row):
-                yield row
-            previous = reader.line_num
-        yield from (row for row in further if len(row) == len(self._first_row))
+        lines = row[position].split("\n" if "\n" in row[position] else "\r")[:-1]
+        divided = [next(csv.reader([line.replace("\r", " ")], delimiter=self._separator), []) for line in lines]
+        return [[*row[:position], *divided[0]], *divided[1:]]
 
 
 _QUOTINGS = (csv.QUOTE_MINIMAL, csv.QUOTE_NONE)

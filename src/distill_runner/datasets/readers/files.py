@@ -75,22 +75,22 @@ def local_data(data: Dataset) -> Path | None:
     if not data.dataset.strip():
         raise UserError(key, data.dataset, "is empty", "Give a folder, or a hub id: nyu-mll/glue")
     path = Path(data.dataset).expanduser()
-    with _listing_errors(data):
-        if path.is_dir():
-            if folder := _config_folder(path, data.config):
-                return folder
-            raise _no_such_config(data, path)
+    try:
         if path.is_file():
             if file_format(path):
                 return path
             remedy = OTHER_FORMATS.get(path.suffix.lower(), f"Known: {FORMAT_NAMES}.")
             raise UserError(key, data.dataset, "is a file of a format that is not read", remedy)
-        for root in local_copies(data):
+        for root in [path] if path.is_dir() else local_copies(data):
             if folder := _config_folder(root, data.config):
                 return folder
+        if path.is_dir():
+            raise _no_such_config(data, path)
+    except OSError as error:
+        raise UserError(key, data.dataset, f"cannot be listed: {error}", "Allow reading this folder.") from error
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", data.dataset):
         remedy = f"{key}=<folder with train.csv, validation.csv and so on>, or a hub id: nyu-mll/glue"
-        raise UserError(key, data.dataset, _oddity(path) or "no such folder", remedy)
+        raise UserError(key, data.dataset, "no such folder", remedy)
     return None
 
 
@@ -146,13 +146,12 @@ def has_local_split(data: Dataset, split: str) -> bool:
 
 def _matching_files(folder: Path, split: str, data: Dataset) -> list[Path]:
     """Return the files of a split in a folder, as ``split_files`` does; empty if there are none."""
-    with _listing_errors(data):
-        if split == "train" and (folder / "state.json").is_file():
-            return _arrow_files(folder)
-        if files := _files_of(folder, split, data, split):
-            return files
-        synonyms = next((names for names in _SYNONYMS if split in names), ())
-        matches = [files for name in synonyms if name != split and (files := _files_of(folder, name, data, split))]
+    if split == "train" and (folder / "state.json").is_file():
+        return _arrow_files(folder)
+    if files := _files_of(folder, split, data, split):
+        return files
+    synonyms = next((names for names in _SYNONYMS if split in names), ())
+    matches = [files for name in synonyms if name != split and (files := _files_of(folder, name, data, split))]
     if len(matches) > 1:
         raise _ambiguous(data, split, f"could be {' or '.join(files[0].name for files in matches)} in {folder}")
     return matches[0] if matches else []
@@ -182,7 +181,7 @@ def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
     if not matches:
         return _arrow_files(folder / name) or _checked(_image_entries(folder / name), data, split)
     if len({file.name[len(_stem(file)) :].lower() for file in matches}) > 1:
-        problem = f"several file formats in {folder}: {_listed(matches)}"
+        problem = f"several file formats: {file_names(matches)}"
         raise UserError(data.split_key(split), split, problem, "Keep the files of one format.")
     if not is_pattern:
         if len({file.parent for file in matches}) > 1:
@@ -191,7 +190,7 @@ def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
         counts = {int(shard["count"]) for shard in shards}
         has_whole = any(_stem(file).casefold() == name.casefold() for file in matches)
         if len(matches) > 1 and (has_whole or len(shards) not in (0, len(matches)) or len(counts) > 1):
-            raise _ambiguous(data, split, f"could be {_listed(matches)} in {matches[0].parent}")
+            raise _ambiguous(data, split, f"could be {file_names(matches)}")
         numbers = {int(shard["number"]) for shard in shards}
         if counts and len(numbers) < max(counts):
             parts = f"{len(numbers)} of the {max(counts)} parts that its files count"
@@ -203,31 +202,15 @@ def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
 def _checked(files: list[Path], data: Dataset, split: str) -> list[Path]:
     """Return the files, and raise a ``UserError`` if something with the name of one is none."""
     for file in files:
-        if oddity := _oddity(file):
+        if not file.is_file():
             name = f"{file.parent.name}/{file.name}" if file.suffix.lower() in IMAGE_FORMATS else file.name
-            raise UserError(data.split_key(split), split, f"{name} {oddity}", "Remove it, or write it again.")
+            problem = f"{name} is a broken link, or not a file that can be read"
+            raise UserError(data.split_key(split), split, problem, "Remove it, or write it again.")
     return files
-
-
-def _listed(files: Sequence[Path]) -> str:
-    return ", ".join(file.name for file in files[:4]) + (", ..." if len(files) > 4 else "")
 
 
 def _ambiguous(data: Dataset, split: str, problem: str) -> UserError:
     return UserError(data.split_key(split), split, problem, "Keep one of them in this folder, or rename the others.")
-
-
-def _oddity(path: Path) -> str | None:
-    """Return what is wrong with a path that should be a file; None for a file, and for nothing."""
-    try:
-        if path.is_file():
-            return None
-        if path.is_symlink() and not path.exists():
-            return "is a link to nothing"
-        kind = "is a folder, not a file" if path.is_dir() else "is not a file that can be read"
-        return kind if path.exists() else None
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
 
 
 def _config_folder(root: Path, config: str | None) -> Path | None:
@@ -239,16 +222,6 @@ def _config_folder(root: Path, config: str | None) -> Path | None:
 def _entries(folder: Path) -> list[Path]:
     """Return what is in a folder, sorted and without hidden names; nothing if it is not a folder."""
     return sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
-
-
-@contextmanager
-def _listing_errors(data: Dataset) -> Iterator[None]:
-    """Turn the error for a folder that may not be listed into one for the user."""
-    try:
-        yield
-    except OSError as error:
-        problem = f"cannot be listed: {error.strerror} ({error.filename})"
-        raise UserError(f"{data.key}.dataset", data.dataset, problem, "Allow reading this folder.") from error
 
 
 def _data_files(folder: Path) -> list[Path]:
@@ -271,17 +244,6 @@ def _image_entries(folder: Path) -> list[Path]:
     return [file for path in classes for file in _entries(path) if file.suffix.lower() in IMAGE_FORMATS]
 
 
-def image_remarks(files: Sequence[Path]) -> list[str]:
-    """Return what a folder of images holds besides its images: other files, and folders without images."""
-    folder, used = files[0].parent.parent, {file.parent for file in files}
-    entries = _entries(folder)
-    empty = [path.name for path in entries if path.is_dir() and path not in used]
-    others = [path for place in sorted(used) for path in _entries(place) if path.suffix.lower() not in IMAGE_FORMATS]
-    others += [path for path in entries if not path.is_dir()]
-    remarks = [f"no images in {', '.join(empty[:3])}{', ...' if len(empty) > 3 else ''}"] if empty else []
-    return remarks + ([f"{len(others):,} other files not read, such as {others[0].name}"] if others else [])
-
-
 def _image_splits(folder: Path) -> list[str]:
     """Return the names of the subfolders named like a split that contain folders of images."""
     names = {name for names in _SYNONYMS for name in names}
@@ -291,18 +253,13 @@ def _image_splits(folder: Path) -> list[str]:
 def unread_siblings(data: Dataset, names: Iterable[str]) -> list[str]:
     """Return the data files beside those with these names whose own names begin like one of them: train2.csv.
 
-    The folder is that of local data; there are none on the hub, or if the folder is gone.
+    There are none on the hub, nor if nothing was read from files.
     """
     read_names = {Path(name).name for name in names}
-    try:
-        folder = local_data(data) if read_names else None
-    except UserError:
-        return []
-    if folder is None or not folder.is_dir():
-        return []
+    folder = local_data(data) if read_names else None
     stems = tuple(_without_shard(name.partition(".")[0]).casefold() for name in read_names)
-    siblings = [path.name for path in _entries(folder) if file_format(path) and path.name not in read_names]
-    return [name for name in siblings if name.casefold().startswith(stems)]
+    files = [path.name for path in _entries(folder) if file_format(path)] if folder else []
+    return [name for name in files if name not in read_names and name.casefold().startswith(stems)]
 
 
 def _without_shard(name: str) -> str:
@@ -342,28 +299,22 @@ def reading_errors(data: Dataset, split: str, origin: str) -> Iterator[None]:
         problem = f"{origin} {error.problem}" if is_of_file else f"cannot read {origin}: {error.problem}"
         raise UserError(data.split_key(split), split, problem, error.remedy) from error
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM):
-            remedy = "Allow reading it."
-        elif error.errno in (errno.ENOENT, errno.EIO, errno.ESTALE, errno.EISDIR, errno.ELOOP):
-            remedy = "Is its disk still there?"
-        else:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO, errno.ESTALE):
             raise
-        problem = f"cannot read {origin}: {error.strerror}"
+        problem, remedy = f"cannot read {origin}: {error.strerror}", "Allow reading it. Is its disk still there?"
         raise UserError(data.split_key(split), split, problem, remedy) from error
 
 
 def _no_such_config(data: Dataset, root: Path) -> UserError:
+    key = f"{data.key}.config"
     configs = [path.name for path in _entries(root) if path.is_dir() and _data_files(path)]
-    if configs and not (data.config is None and "train" in configs):
+    if configs and "train" not in configs:
         problem = f"{'needs a value' if data.config is None else 'no such folder with data files'} in {root}"
-        return UserError(f"{data.key}.config", data.config, problem, f"It has: {', '.join(configs)}.")
+        return UserError(key, data.config, problem, f"It has: {', '.join(configs)}.")
     if data.config and _data_files(root):
-        problem = f"{root} has data files, but no such subfolder"
-        return UserError(f"{data.key}.config", data.config, problem, f"{data.key}.config=null")
-    problem = f"no data files ({FORMAT_NAMES}) in this folder"
+        return UserError(key, data.config, f"{root} has data files, but no such subfolder", f"{key}=null")
+    others = [path for path in _entries(root) if path.suffix.lower() in OTHER_FORMATS]
+    problem = f"no data files ({FORMAT_NAMES}) in this folder" + (f", only {others[0].name}" if others else "")
     remedy = "Name them train.csv, validation.csv and so on, or put images into train/<class>/."
-    if configs:
-        problem = f"has the folders {', '.join(configs)}, but files of splits are beside each other"
-    elif others := [path for path in _entries(root) if path.suffix.lower() in OTHER_FORMATS]:
-        problem, remedy = f"{problem}, only {others[0].name}", OTHER_FORMATS[others[0].suffix.lower()]
+    remedy = OTHER_FORMATS[others[0].suffix.lower()] if others else remedy
     return UserError(f"{data.key}.dataset", data.dataset, problem, remedy)

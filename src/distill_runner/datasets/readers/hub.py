@@ -3,22 +3,18 @@
 Only the files of the configuration and the split are downloaded: one of GLUE's ten tasks, or the split of IMDB in use.
 """
 
-import hashlib
-import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from distill_runner.common import downloads, hub
+from distill_runner.common import hub
 from distill_runner.common.errors import UserError, root_cause
 from distill_runner.common.hub import HubError
 from distill_runner.common.library_switches import offline_datasets
-from distill_runner.datasets.readers.arrow_files import DAMAGED, class_names
 from distill_runner.datasets.readers.dataset import Dataset, is_embedded, parse_split
 from distill_runner.datasets.readers.files import (
     file_format,
@@ -26,7 +22,7 @@ from distill_runner.datasets.readers.files import (
     local_data,
     missing_split,
 )
-from distill_runner.datasets.readers.table import FileProblem
+from distill_runner.datasets.readers.table import DAMAGED, FileProblem, class_names
 
 log = logging.getLogger(__name__)
 
@@ -46,33 +42,25 @@ def dataset_commit(data: Dataset) -> hub.Commit:
         return hub.resolve_commit("dataset", data.dataset, data.revision)
 
 
-@dataclass(frozen=True)
-class SplitFiles:
-    """Downloaded files of a split, and the names of classes that the dataset's card gives, by column."""
-
-    files: list[Path]
-    class_names: dict[str, list[str]]
-
-
 def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
     """Download a split, and return its files.
 
     Args:
         cache: empty folder for what ``datasets`` writes.
     Returns:
-        ``SplitFiles``, for the readers of this package. Other formats, and CSV files whose card sets options of
-        pandas, are returned as a dataset of the library ``datasets``.
+        The files, and the names of classes that the dataset's card gives by column. Other formats, and CSV files whose
+        card sets options of pandas, are returned as a dataset of the library ``datasets``.
     Raises:
         UserError: the files cannot be downloaded, or the configuration or the split does not exist.
         FileProblem: the files cannot be read.
     """
     commit, revision = dataset_commit(data), data.revision or "main"
     with _hub_errors(data):
-        card = _card(downloads.download(commit, FILES_WITHOUT_ROWS, revision))
+        card = _card(hub.download(commit, FILES_WITHOUT_ROWS, revision))
         config, patterns = _split_patterns(data, split, card)
-        snapshot = downloads.download(commit, patterns, revision)
+        snapshot = hub.download(commit, patterns, revision)
     existing = sorted(file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*") if file.is_file())
-    names = [name for name in downloads.matching_files(existing, patterns) if name not in FILES_WITHOUT_ROWS]
+    names = [name for name in hub.matching_files(existing, patterns) if name not in FILES_WITHOUT_ROWS]
     if all(name.endswith(".py") for name in names):
         problem = f"{data.dataset} on the hub has no {data.config or 'data'} files"
         remedy = f"If it is a script: {data.key}.revision=refs/convert/parquet has its converted files."
@@ -84,8 +72,11 @@ def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
         (links / name).parent.mkdir(parents=True, exist_ok=True)
         (links / name).symlink_to((snapshot / name).resolve())
     if config is not None:  # alone in the card, so that ``datasets`` finds no other configuration
-        metadata = {"configs": [config], "dataset_info": _own_infos(card, config)}
-        text = yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False)
+        infos = card.get("dataset_info", [])
+        infos = infos if isinstance(infos, list) else [infos]
+        own_infos = [info for info in infos if info.get("config_name", "default") == config["config_name"]]
+        metadata = {"configs": [config]} | ({"dataset_info": own_infos} if own_infos else {})
+        text = yaml.safe_dump(metadata, sort_keys=False)
         (links / CARD).write_text(f"---\n{text}---\n", encoding="utf-8")
     with _library(offline=True) as datasets:
         builder = datasets.load_dataset_builder(str(links), data.config, cache_dir=str(cache))
@@ -95,7 +86,7 @@ def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
         files = sorted(map(Path, paths[split]))
         options = [getattr(builder.config, name, None) for name in ("column_names", "header", "skiprows")]
         if all(map(file_format, files)) and all(option in (None, "infer", 0) for option in options):
-            return SplitFiles(files, class_names(builder.info.features or {}))
+            return files, class_names(builder.info.features or {})
         return datasets.load_dataset(str(links), data.config, split=split, streaming=True)
 
 
@@ -145,37 +136,10 @@ def is_downloaded(data: Dataset, split: str) -> bool:
     if is_embedded(source) or local_data(source) is not None:
         return True
     commit = dataset_commit(source)
-    if downloads.missing_files(commit, FILES_WITHOUT_ROWS):
+    if hub.missing_files(commit, FILES_WITHOUT_ROWS):
         return False
     _, patterns = _split_patterns(source, parse_split(name)[0], _card(commit.folder))
-    return commit.folder.is_dir() and not downloads.missing_files(commit, patterns)
-
-
-def fingerprint(data: Dataset, splits: Iterable[str]) -> str:
-    """Return a hash of what a commit holds of some splits: their files, and what the card says of how to read them.
-
-    Another commit with the same files has the same hash, whatever else its card says. Without a list of the commit's
-    files, as in a cache of an older ``huggingface_hub`` or offline, the hash stands for the whole commit.
-
-    Raises:
-        UserError: as ``load_from_hub``, as far as it is known before any file with rows is downloaded.
-    """
-    commit, total, card = dataset_commit(data), hashlib.sha256(), None
-    with _hub_errors(data):
-        try:
-            card = _card(downloads.download(commit, FILES_WITHOUT_ROWS, data.revision or "main"))
-        except HubError as error:
-            if not hub.is_offline(error):
-                raise
-    if card is None or (ids := downloads.file_ids(commit)) is None:
-        return f"hub:{commit.sha}/{data.config or ''}"
-    for split in sorted({parse_split(split)[0] for split in splits}):
-        config, patterns = _split_patterns(data, split, card)
-        names = set(downloads.matching_files(ids, patterns)) - set(FILES_WITHOUT_ROWS)
-        features = [info.get("features") for info in _own_infos(card, config)] if config else []
-        how = json.dumps([split, data.config, config, features], sort_keys=True, default=str)
-        total.update(f"{how}\0{downloads.content_hash(ids, names)}\n".encode())
-    return f"hub-files:{total.hexdigest()}"
+    return commit.folder.is_dir() and not hub.missing_files(commit, patterns)
 
 
 def _card(folder: Path) -> Mapping[str, Any]:
@@ -187,13 +151,6 @@ def _card(folder: Path) -> Mapping[str, Any]:
     except yaml.YAMLError:
         metadata = {}
     return metadata if isinstance(metadata, Mapping) else {}
-
-
-def _own_infos(card: Mapping[str, Any], config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return what a card says of the columns of ``config``."""
-    infos = card.get("dataset_info", [])
-    infos = infos if isinstance(infos, list) else [infos]
-    return [info for info in infos if info.get("config_name", "default") == config["config_name"]]
 
 
 def _split_patterns(data: Dataset, split: str, card: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:

@@ -4,10 +4,13 @@ Every format becomes a ``Table`` in ``open_split``, and is read from there alone
 there in a ``TableRecord``.
 """
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -16,12 +19,10 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, format_list
-from distill_runner.common.files import placeholder
+from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.library_switches import quiet_datasets
 from distill_runner.datasets import embedded
 from distill_runner.datasets.readers import hub
-from distill_runner.datasets.readers.arrow_files import ArrowReader, LibraryReader
-from distill_runner.datasets.readers.conll import ConllReader, is_conll
 from distill_runner.datasets.readers.dataset import (
     BY_CLASS,
     EMBEDDED,
@@ -44,23 +45,23 @@ from distill_runner.datasets.readers.files import (
     TSV,
     file_format,
     file_names,
-    image_remarks,
     local_data,
     missing_split,
     reading_errors,
     split_files,
 )
-from distill_runner.datasets.readers.json_files import JsonReader
 from distill_runner.datasets.readers.table import (
     EMPTY,
+    ArrowReader,
     FileProblem,
+    LibraryReader,
     MemoryReader,
     Reader,
     Row,
     Table,
     recorded_tables,
 )
-from distill_runner.datasets.readers.text_files import PlainTextReader, TextFile
+from distill_runner.datasets.readers.text_files import ConllReader, JsonReader, PlainTextReader, TextFile, is_conll
 
 MAX_NAME = 40
 """Characters of a column's name in messages. A file without a line of names has its first texts there."""
@@ -95,8 +96,9 @@ def open_split(data: Dataset, split: str, download: bool = True) -> Iterator[Tab
         origin = f"{data.dataset} on the hub"
         with quiet_datasets(), TemporaryDirectory() as cache, reading_errors(data, split, origin):
             content = hub.load_from_hub(data, split, Path(cache)) if download else hub.stream_from_hub(data, split)
-            if isinstance(content, hub.SplitFiles):
-                table = open_files(data, content.files, origin, content.class_names)
+            if isinstance(content, tuple):
+                files, class_names = content
+                table = open_files(data, files, origin, class_names)
             else:
                 table = Table(origin, {split: LibraryReader(content)}, has_files=False)
             yield table
@@ -117,7 +119,7 @@ def open_files(
         classes = sorted({file.parent.name for file in files})
         number = {name: label for label, name in enumerate(classes)}
         columns = {"image": list[Any](files), "label": [number[file.parent.name] for file in files]}
-        reader = MemoryReader(columns, {"label": classes}, image_remarks(files))
+        reader = MemoryReader(columns, {"label": classes})
         return Table(origin, {f"{files[0].parent.parent.name}/": reader})
     names = [file.name for file in files]
     if len(set(names)) < len(names):
@@ -324,3 +326,87 @@ def listed_names(names: Sequence[str], limit: int = 12) -> str:
     """Return names of columns for a message: the first ones, each cut after some characters."""
     short = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names[:limit]]
     return ", ".join(short) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
+
+
+# Fingerprints, and rows that two splits share
+
+READER_VERSION = 2
+"""Version of what is read from files of text; raised when the same bytes come to mean other rows or values."""
+
+
+def data_fingerprint(data: Dataset) -> str:
+    """Return a fingerprint of the data; equal for equal files, independent of the location of their folder.
+
+    Local files: hash of the names and bytes of the files of the splits in use. Hub: the commit. Embedded data: hash of
+    the files that they are made from.
+
+    Raises:
+        UserError: a folder, a configuration or the files of a split are missing, or the hub cannot be reached.
+    """
+    own = [split for split in data.splits if data.locate(split)[0] is data]
+    parts = [_fingerprint(data, own)] if own else []
+    for split in sorted(data.splits - set(own)):
+        with locate_split(data, split) as (source, name):
+            parts.append(f"{split}={_fingerprint(source, [name])}")
+    return "+".join(parts)
+
+
+def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
+    if is_embedded(data):
+        return f"{data.dataset}:{embedded.embedded_fingerprint(data.dataset.removeprefix(EMBEDDED))}"
+    folder = local_data(data)
+    if folder is None:
+        return f"hub:{hub.dataset_commit(data).sha}/{data.config or ''}/{READER_VERSION}/{data.encoding or ''}"
+    total = hashlib.sha256()
+    for split in sorted({parse_split(split)[0] for split in splits}):
+        for file in split_files(folder, split, data):
+            path = file.name if file == folder else file.relative_to(folder).as_posix()
+            status = file.stat()
+            total.update(f"{split}\0{path}\0{_file_hash(file, status.st_size, status.st_mtime_ns)}".encode())
+            if (kind := file_format(file)) is not None and kind not in BINARY_FORMATS:  # what its text is read as
+                unit = "lines" if kind == PLAIN_TEXT and data.lines_are_texts else ""
+                total.update(f"\0{READER_VERSION}{unit}{data.encoding or ''}".encode())
+            total.update(b"\n")
+    return f"sha256:{total.hexdigest()}"
+
+
+@lru_cache(maxsize=4096)
+def _file_hash(file: Path, _size: int, _mtime_ns: int) -> str:
+    """Return the sha256 of a file; one that was changed has another size or time, and misses the cache."""
+    return file_sha256(file)
+
+
+def share_rows(data: Dataset, first: str, second: str) -> list[Path]:
+    """Return the files of which two splits read the same rows, as ``*`` and ``validation`` in one folder do."""
+    files: list[list[Path]] = []
+    for split in (first, second):
+        with locate_split(data, split) as (source, name):
+            folder = local_data(source) if data.has_split_files else None
+            files.append(split_files(folder, parse_split(name)[0], source) if folder else [])
+    parts = [parse_split(split)[1] for split in (first, second)]
+    if files[0] == files[1] and parts[0] and parts[1] and not parts[0].overlaps(parts[1]):
+        return []
+    return sorted({*files[0]} & {*files[1]})
+
+
+def require_own_rows(data: Dataset) -> None:
+    """Check that no split reads rows of one of another role: of training, validation and test.
+
+    Raises:
+        UserError: one does, or the files of a split are missing.
+    """
+
+    def role(split: str) -> str:
+        return data.split_key(split).removeprefix(f"{data.key}.").partition(".")[0]
+
+    splits = sorted((split for split in data.splits if not split.endswith("?")), key=lambda split: (role(split), split))
+    for first, second in combinations(splits, 2):
+        if role(first) != role(second) and (shared := share_rows(data, first, second)):
+            problem = f"reads {file_names(shared)}, and so does {data.split_key(second)}={second}"
+            remedy = "Name other files, or parts: train[:90%], train[90%:]."
+            raise UserError(data.split_key(first), first, problem, remedy)
+
+
+def hub_commit(data: Dataset) -> str | None:
+    """Return the commit of a dataset on the hub; None for local and embedded data."""
+    return None if is_embedded(data) or local_data(data) else hub.dataset_commit(data).sha

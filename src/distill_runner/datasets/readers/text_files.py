@@ -1,12 +1,16 @@
-"""Files of text: their encoding, compressed files, and plain text in lines or paragraphs."""
+"""Files of text: their encoding, compressed files, and the readers of plain text, JSON and CoNLL files."""
 
 import bz2
 import codecs
 import gzip
 import io
+import json
 import lzma
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +28,9 @@ MARKS = (
 """Byte order marks and their encodings; that of UTF-32 begins with that of UTF-16."""
 MAGIC = {
     b"\x1f\x8b": "a gzip file",
-    b"\x28\xb5\x2f\xfd": "a zstd file",
-    b"BZh": "a bzip2 file",
-    b"\xfd7zXZ": "an xz file",
     b"PK\x03\x04": "a zip or Excel file",
     b"\xd0\xcf\x11\xe0": "an old Excel file",
     b"PAR1": "a Parquet file",
-    b"ARROW1": "an Arrow file",
     b"%PDF": "a PDF file",
 }
 """First bytes of files that people rename to .csv."""
@@ -111,26 +111,19 @@ class TextFile:
             remedy = f"Rename {self.file.name}, or save it as its name says."
             raise FileProblem(f"is {content}, which its name does not say", remedy)
         mark = next((encoding for first, encoding in MARKS if sample.startswith(first)), None)
-        name = codecs.lookup(requested or "utf-8").name
         has_nulls = sample.count(0) > MIN_NULLS * len(sample)
-        if mark is not None:
-            if requested is not None and not name.startswith(mark.removesuffix("-sig")):
-                problem = f"has the byte order mark of {mark.removesuffix('-sig').upper()}, not of {requested}"
-                raise FileProblem(problem, f"{self.option}=null reads it as such.")
-            return mark
-        if has_nulls and not name.startswith(("utf-16", "utf-32")):
+        name = codecs.lookup(requested or mark or "utf-8").name
+        own = mark.removesuffix("-sig") if mark else "utf-8" if _is_utf8(sample) and not has_nulls else name
+        keeps_ascii = b"a,b".decode(name, "replace") == "a,b"
+        if requested and not name.startswith(own) and (mark or not sample.isascii() or not keeps_ascii):
+            problem = f"is {own.upper()}, which {self.option}={requested} would misread"
+            raise FileProblem(problem, f"{self.option}=null, after saving the files of another encoding as UTF-8.")
+        is_named = name.startswith(("utf-16-", "utf-32-")) or not (has_nulls or name in ("utf-16", "utf-32"))
+        if mark is None and not is_named:
             order = "le" if sample[1::2].count(0) >= sample[::2].count(0) else "be"
             problem = "is UTF-16 without a byte order mark"
             raise FileProblem(problem, f"{self.option}=utf-16-{order}, or save it as UTF-8.")
-        if requested is None:
-            return "utf-8"
-        keeps_ascii = b"a,b".decode(name, "replace") == "a,b"
-        if _is_utf8(sample) and not has_nulls and not (keeps_ascii and (sample.isascii() or name.startswith("utf"))):
-            problem = f"is UTF-8, which {self.option}={requested} would misread"
-            raise FileProblem(problem, f"{self.option}=null, after saving the files of another encoding as UTF-8.")
-        if name in ("utf-16", "utf-32"):
-            raise FileProblem(f"has no byte order mark of {requested}", f"{self.option}={name}-le, or {name}-be.")
-        return requested
+        return mark or requested or "utf-8"
 
     def _undecodable(self) -> FileProblem:
         """Return the problem of bytes that are not in the file's encoding, with what the first such line may be."""
@@ -184,3 +177,252 @@ class PlainTextReader(Reader):
                 paragraph = []
         if paragraph:
             yield {"text": "\n".join(paragraph)}
+
+
+# JSON: lines of objects, a list of objects, columns, or articles in SQuAD's format. No value is converted.
+
+ROWS_REMEDY = "Write an object for each row: pandas' to_json(file, orient='records', lines=True)."
+SQUAD_REMEDY = "It needs data[].paragraphs[].{context, qas[].{id, question, answers[].{text, answer_start}}}."
+
+
+class Decimal(float):
+    """A fraction of a JSON file, which is printed as it is written there: 3.10."""
+
+    _text: str
+
+    def __new__(cls, text: str) -> "Decimal":
+        number = super().__new__(cls, text)
+        number._text = text
+        return number
+
+    def __str__(self) -> str:
+        return self._text
+
+
+_DECODER = json.JSONDecoder(parse_float=Decimal)
+
+
+class JsonReader(Reader):
+    """A JSON file; its columns are the keys of all rows, where a row may lack some.
+
+    Args:
+        has_lines: whether the name of the file says that each line is an object.
+    """
+
+    def __init__(self, text_file: TextFile, has_lines: bool) -> None:
+        self._file, self._has_lines = text_file, has_lines
+
+    def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
+        record.remarks += self._file.remarks
+        start = list(islice((line for line in self._file.lines() if line.strip()), 2))
+        record.lines = 0
+        if start and self._is_lines(start):
+            for line in self._file.lines():
+                record.lines += 1
+                if line.strip():
+                    value = _decode(line, f"line {record.lines} ", "Repair or remove this line.")
+                    yield _checked_row(value, f"line {record.lines}")
+        elif start:
+            text = "".join(self._file.lines())
+            record.lines = text.count("\n") + (not text.endswith("\n"))
+            value = _decode(text, "", "Repair the file, or write it again.")
+            for number, row in enumerate(_rows_of_object(value, record) if isinstance(value, dict) else value):
+                yield _checked_row(row, f"item {number}")
+
+    def _is_lines(self, start: list[str]) -> bool:
+        """Return whether each line is an object: the first is one, and it is not all of a ``.json`` file."""
+        try:
+            return isinstance(_DECODER.decode(start[0].strip()), dict) and (self._has_lines or len(start) > 1)
+        except (ValueError, RecursionError):
+            return False
+
+
+def _decode(text: str, place: str, remedy: str) -> Any:
+    try:
+        value = _DECODER.decode(text.strip())
+    except (ValueError, RecursionError) as error:
+        reason = f"at character {error.pos + 1}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise FileProblem(f"{place}is no JSON {reason}", remedy) from error
+    return value if isinstance(value, dict | list) or place else [value]
+
+
+def _checked_row(row: Any, place: str) -> Row:
+    if not isinstance(row, dict):
+        raise FileProblem(f"{place} is not an object but a {type(row).__name__}", ROWS_REMEDY)
+    return row
+
+
+def _rows_of_object(value: Row, record: FileRecord) -> list[Any]:
+    """Return the rows of a file that is one object: SQuAD's articles, a list of rows, columns, or a single row."""
+    articles = value.get("data")
+    if isinstance(articles, list) and any(isinstance(item, dict) and "paragraphs" in item for item in articles):
+        record.remarks.append("articles in SQuAD's format")
+        return _squad_rows(articles)
+    columns = list(value.values())
+    tables = [
+        name for name, rows in value.items() if rows and isinstance(rows, list) and all(type(r) is dict for r in rows)
+    ]
+    if len(tables) == 1:
+        record.remarks.append(f"the list {tables[0]!r}")
+        return list(value[tables[0]])
+    if columns and not tables and all(isinstance(column, list) for column in columns):
+        columns = [dict(enumerate(column)) for column in columns]
+    if columns and all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
+        record.remarks.append("columns")  # as pandas' to_json writes them
+        return [dict(zip(value, (column[key] for column in columns), strict=True)) for key in columns[0]]
+    return [value]
+
+
+def _squad_rows(articles: list[Any]) -> list[Row]:
+    """Return the questions of articles in SQuAD's format, each with its context."""
+    try:
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        return [
+            {"id": qa["id"], "context": text["context"], "question": qa["question"], "answers": qa.get("answers", [])}
+            for text in paragraphs
+            for qa in text["qas"]
+        ]
+    except (KeyError, TypeError) as error:
+        problem = f"is not in SQuAD's format ({type(error).__name__}: {error})"
+        raise FileProblem(problem, SQUAD_REMEDY) from error
+
+
+# CoNLL: a word with its tags in each line, and blank lines between sentences; also CoNLL-U.
+
+WORDS, TAGS, UPOS = "tokens", "ner_tags", "upos"
+COLUMNS = {1: [WORDS], 4: [WORDS, "pos_tags", "chunk_tags", TAGS]}
+"""Number of columns -> their names; of CoNLL-2003 for four. Otherwise the first is the word, the last the tag."""
+DOCUMENT, UNIVERSAL = "-DOCSTART-", 10
+"""Word that begins a document, and number of columns of CoNLL-U."""
+_TAG = re.compile(r"O|[BIMELSU]-\S+")
+_COMMENT, _BLANKS = "#", " \t\r\n"
+_GAP = re.compile(r"[ \t]+")
+"""Between columns without tabs. Other white space, such as a no-break space, belongs to a word."""
+SAMPLE_LINES, MIN_USUAL = 200, 0.75
+"""Lines of a file of text that are looked at, and the share of them that must have the same number of columns."""
+Sentence = list[tuple[int, list[str]]]
+"""Number of the line and values of each word."""
+
+
+class WordLines(list[Any]):
+    """Values of the words of a sentence, and the number of the line that each one is in, for messages."""
+
+    def __init__(self, values: Iterable[Any], lines: Iterable[int]) -> None:
+        super().__init__(values)
+        self.lines = list(lines)
+
+
+class _Lines:
+    """Lines of a CoNLL file, divided into columns by tabs if all lines have them, or else by blanks.
+
+    Attributes:
+        count: number of columns of most lines that do not begin with #.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        words = [line for line in lines if line.strip() and not line.startswith((_COMMENT, DOCUMENT))]
+        self.has_tabs = all("\t" in line for line in words)
+        self.columns = list(map(self._columns, lines))
+        of_words = list(map(self._columns, words)) or [values for values in self.columns if any(values)]
+        self.count = Counter(map(len, of_words)).most_common(1)[0][0] if of_words else 1
+        self.tags = {values[-1] for values in of_words if len(values) == self.count} if words else set()
+
+    def _columns(self, line: str) -> list[str]:
+        line = line.strip(_BLANKS)
+        return [value.strip(_BLANKS) for value in line.split("\t")] if self.has_tabs else _GAP.split(line)
+
+    def is_comment(self, values: list[str]) -> bool:
+        """Return whether a line is a comment; it may also be a word that begins with #, followed by a tag."""
+        word, tag = values[0], values[-1]
+        if not word.startswith(_COMMENT):
+            return False
+        if len(values) != self.count:
+            return True
+        if len(values) == 1 or tag in self.tags:
+            return False
+        if self.tags and all(map(_TAG.fullmatch, self.tags)):
+            return not _TAG.fullmatch(tag)
+        return word == _COMMENT or not self.tags or (self.has_tabs and word.startswith(f"{_COMMENT} "))
+
+
+class ConllReader(Reader):
+    """A CoNLL file. A row is a sentence: ``tokens`` and the other columns are lists of ``WordLines``.
+
+    A line that begins with # is a comment, unless it has as many columns as other lines and its last value is a tag.
+    Lines of ``-DOCSTART-`` are left out.
+
+    Raises:
+        FileProblem: a line has another number of columns.
+    """
+
+    untyped = True
+    names: Sequence[str]
+
+    def __init__(self, text_file: TextFile) -> None:
+        lines = _Lines(list(text_file.lines()))
+        self._num_lines = len(lines.columns)
+        sentences: list[Sentence] = [[]]
+        documents = comments = 0
+        for number, values in enumerate(lines.columns, start=1):
+            if not any(map(str.strip, values)) or values[0] == DOCUMENT:
+                documents += values[0] == DOCUMENT
+                sentences.append([])
+            elif lines.is_comment(values):
+                comments += 1
+            elif len(values) != lines.count:
+                separators = "tabs" if lines.has_tabs else "blanks"
+                problem = f"has {len(values)} columns in line {number}, between {separators}, and {lines.count} in most"
+                remedy = "Each line needs a word and its tags, and a blank line ends a sentence."
+                raise FileProblem(f"{problem} lines", remedy)
+            else:
+                sentences[-1].append((number, values))
+        self._sentences: list[Sentence] = [sentence for sentence in sentences if sentence]
+        self.names, self._remarks = _named_columns(lines.count, self._sentences)
+        self._remarks += [f"{sum(map(len, self._sentences)):,} words"]
+        self._remarks += [f"{documents:,} lines of {DOCUMENT}"] * bool(documents)
+        self._remarks += [f"{comments:,} comments"] * bool(comments)
+        self._remarks += text_file.remarks
+
+    def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
+        record.lines = self._num_lines
+        record.remarks += self._remarks
+        for sentence in self._sentences:
+            lines = [line for line, _ in sentence]
+            columns = zip(*(values for _, values in sentence), strict=True)
+            yield {name: WordLines(values, lines) for name, values in zip(self.names, columns, strict=True)}
+
+
+def _named_columns(count: int, sentences: list[Sentence]) -> tuple[list[str], list[str]]:
+    """Return the names of the columns and what was decided; removes the columns of CoNLL-U that have no name here.
+
+    Raises:
+        FileProblem: in all sentences, the first column counts the words (GermEval) or names the document (CoNLL-2012).
+    """
+    rows = [values for sentence in sentences for _, values in sentence]
+    if count == UNIVERSAL and all(values[0][:1].isdigit() for values in rows):
+        # Words such as "2-3" stand for several words, and "2.1" for none in the text.
+        for sentence in sentences:
+            sentence[:] = [(line, [values[1], values[3]]) for line, values in sentence if values[0].isdigit()]
+        sentences[:] = [sentence for sentence in sentences if sentence]
+        return [WORDS, UPOS], ["CoNLL-U"]
+    firsts = [[values[0] for _, values in sentence] for sentence in sentences if len(sentence) > 1]
+    are_constant = len(firsts) > 1 and all(len(set(first)) == 1 for first in firsts)
+    are_counted = all(first == [str(i + int(first[0] == "1")) for i in range(len(first))] for first in firsts)
+    if count > 2 and firsts and (are_constant or are_counted):
+        problem = f"has {', '.join(firsts[0][:3])} in its first column, which is that of the words"
+        raise FileProblem(problem, "Remove the column of numbers or documents, so that the words come first.")
+    are_tags = [all(_TAG.fullmatch(values[column]) for values in rows) for column in (0, -1)]
+    if count == 2 and are_tags == [True, False]:
+        return [TAGS, WORDS], ["tags in front of the words"]
+    names = COLUMNS.get(count) or [WORDS, *(f"column_{number}" for number in range(2, count)), TAGS]
+    return list(names), [f"the tag is the last of {count} columns"] if count > 1 else []
+
+
+def is_conll(file: TextFile) -> bool:
+    """Return whether a file of text has a word and its tags in each line: as many columns, the first or last a tag."""
+    words = (line for line in file.lines() if line.strip() and not line.startswith((_COMMENT, DOCUMENT)))
+    lines = _Lines(list(islice(words, SAMPLE_LINES)))
+    usual = [values for values in lines.columns if len(values) == lines.count]
+    if lines.count < 2 or len(usual) < MIN_USUAL * len(lines.columns):
+        return False
+    return any(all(_TAG.fullmatch(values[column]) for values in usual) for column in (0, -1))

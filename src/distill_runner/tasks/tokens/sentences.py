@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import numpy as np
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.readers.conll import WordLines
 from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, is_missing, text_of
 from distill_runner.datasets.readers.tables import SplitTable, listed_names
+from distill_runner.datasets.readers.text_files import WordLines
 from distill_runner.tasks.printed import printed_list
 from distill_runner.tasks.tokens.tags import OUTSIDE, TagSet, complete_names
 

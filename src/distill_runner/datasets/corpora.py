@@ -1,4 +1,4 @@
-"""Corpora and transfer sets as mixtures of named parts, each read from a separate dataset."""
+"""Corpora and transfer sets of unlabeled text: mixtures of named parts, each read from a separate dataset."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +12,9 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from distill_runner.common.assumptions import Assumption, assumptions_field
 from distill_runner.common.errors import UserError, format_list
 from distill_runner.common.schema import Schema
-from distill_runner.datasets.readers.contents import data_fingerprint, require_own_rows
 from distill_runner.datasets.readers.dataset import Dataset, splits_overlap
 from distill_runner.datasets.readers.table import is_missing, text_of
-from distill_runner.datasets.readers.tables import read_rows, read_table
+from distill_runner.datasets.readers.tables import data_fingerprint, read_rows, read_table, require_own_rows
 from distill_runner.datasets.tokenization import Examples
 
 LOCATION_FIELDS = {"dataset", "config", "revision", "encoding"}
