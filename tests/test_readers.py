@@ -330,8 +330,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train.parquet": PAGE}, "web page"),
     # Files of which two could be the split: a backup beside the data would double the training set
     ({"train.csv": PLAIN, "train-old.csv": PLAIN}, "could be train-old.csv, train.csv"),
-    ({"train.csv": PLAIN, "data/train.csv": PLAIN}, "is in "),
-    ({"train.csv": PLAIN, "train.csv.gz": PLAIN}, "several file formats"),
+    ({"train.csv": PLAIN, "data/train.csv": PLAIN}, "could be data/train.csv, train.csv in {folder}"),
+    ({"train.csv": PLAIN, "train.csv.gz": PLAIN}, "could be train.csv, train.csv.gz in {folder}"),
     ({"train-00000-of-00003.csv": PLAIN, "train-00002-of-00003.csv": PLAIN}, "has 2 of the 3 parts"),
     # Formats that are not read
     *(
@@ -398,11 +398,6 @@ def test_parts_of_a_split_have_the_same_columns(tmp_path: Path) -> None:
     assert "train-2.csv has no column 'label', also 'class', unlike train-1.csv" in message
     (tmp_path / "train-2.csv").write_text("text,label\nb\n")
     assert "train-2.csv line 2 has 1 value" in refusal(lambda: columns(tmp_path))
-    for number, values in enumerate((["a"], [1])):
-        pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / f"validation-{number}.parquet")
-    data = part(tmp_path, validation="validation")
-    message = refusal(lambda: read_columns(data, "validation", ["text"]))
-    assert "Field text has incompatible types: string vs int64\n  Write all files of a split with the same" in message
 
 
 # --- What else
@@ -426,9 +421,6 @@ def test_what_is_read_from_a_file_is_in_its_fingerprint(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text\na\n")
     plain = data_fingerprint(part(tmp_path))
     assert data_fingerprint(part(tmp_path, encoding="cp1252")) != plain
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "train.parquet")
-    (tmp_path / "train.csv").unlink()
-    assert data_fingerprint(part(tmp_path)) == data_fingerprint(part(tmp_path, encoding="cp1252"))
 
 
 def classes_of(names: list[str] | None) -> Any:

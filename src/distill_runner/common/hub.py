@@ -225,10 +225,6 @@ def request_commit(repo_type: RepoType, name: str, revision: str) -> Commit:
         short = str(cached_sha)[:8]
         log.warning("%s: %s has moved from %s to %s since its download", name, revision, short, info.sha[:8])
         log.warning("  use %s@%s, or revision=%s, to keep the old one", name, short, cached_sha)
-    requested, current = cache_folder(repo_type, name), cache_folder(repo_type, info.id)
-    if info.id != name and not requested.exists():  # lets an offline run find the cache by the old name
-        current.mkdir(parents=True, exist_ok=True)
-        requested.symlink_to(current.name)
     return Commit(repo_type, info.id, info.sha)
 
 

@@ -180,22 +180,17 @@ def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
         matches = matches or [file for file in files if are_of(_stem(file).casefold(), name.casefold())]
     if not matches:
         return _arrow_files(folder / name) or _checked(_image_entries(folder / name), data, split)
-    if len({file.name[len(_stem(file)) :].lower() for file in matches}) > 1:
-        problem = f"several file formats: {file_names(matches)}"
-        raise UserError(data.split_key(split), split, problem, "Keep the files of one format.")
-    if not is_pattern:
-        if len({file.parent for file in matches}) > 1:
-            raise _ambiguous(data, split, f"is in {matches[0].parent} and in {matches[-1].parent}")
-        shards = [shard for file in matches if (shard := _SHARD.fullmatch(_stem(file)))]
-        counts = {int(shard["count"]) for shard in shards}
-        has_whole = any(_stem(file).casefold() == name.casefold() for file in matches)
-        if len(matches) > 1 and (has_whole or len(shards) not in (0, len(matches)) or len(counts) > 1):
-            raise _ambiguous(data, split, f"could be {file_names(matches)}")
-        numbers = {int(shard["number"]) for shard in shards}
-        if counts and len(numbers) < max(counts):
-            parts = f"{len(numbers)} of the {max(counts)} parts that its files count"
-            problem = f"has {parts}, in {matches[0].parent}"
-            raise UserError(data.split_key(split), split, problem, "Download the other parts.")
+    shards = [shard for file in matches if (shard := _SHARD.fullmatch(_stem(file)))]
+    counts, numbers = {int(shard["count"]) for shard in shards}, {int(shard["number"]) for shard in shards}
+    has_whole = any(_stem(file).casefold() == name.casefold() for file in matches)
+    has_backup = has_whole or len(shards) not in (0, len(matches)) or len(counts) > 1
+    has_formats = len({file.name[len(_stem(file)) :].lower() for file in matches}) > 1
+    if has_formats or (not is_pattern and len(matches) > 1 and (has_backup or len({f.parent for f in matches}) > 1)):
+        names = [file.relative_to(folder).as_posix() for file in matches[:4]]
+        raise _ambiguous(data, split, f"could be {', '.join(names)} in {folder}")
+    if not is_pattern and counts and len(numbers) < max(counts):
+        problem = f"has {len(numbers)} of the {max(counts)} parts that its files count, in {matches[0].parent}"
+        raise UserError(data.split_key(split), split, problem, "Download the other parts.")
     return _checked(matches, data, split)
 
 
@@ -210,7 +205,7 @@ def _checked(files: list[Path], data: Dataset, split: str) -> list[Path]:
 
 
 def _ambiguous(data: Dataset, split: str, problem: str) -> UserError:
-    return UserError(data.split_key(split), split, problem, "Keep one of them in this folder, or rename the others.")
+    return UserError(data.split_key(split), split, problem, "Keep one of them, of one format, or rename the others.")
 
 
 def _config_folder(root: Path, config: str | None) -> Path | None:

@@ -5,14 +5,14 @@ Only the files of the configuration and the split are downloaded: one of GLUE's 
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from distill_runner.common import hub
-from distill_runner.common.errors import UserError, root_cause
+from distill_runner.common.errors import UserError
 from distill_runner.common.hub import HubError
 from distill_runner.common.library_switches import offline_datasets
 from distill_runner.datasets.readers.dataset import Dataset, is_embedded, parse_split
@@ -22,7 +22,7 @@ from distill_runner.datasets.readers.files import (
     local_data,
     missing_split,
 )
-from distill_runner.datasets.readers.table import DAMAGED, FileProblem, class_names
+from distill_runner.datasets.readers.table import class_names, library_errors
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,9 @@ def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
         metadata = {"configs": [config]} | ({"dataset_info": own_infos} if own_infos else {})
         text = yaml.safe_dump(metadata, sort_keys=False)
         (links / CARD).write_text(f"---\n{text}---\n", encoding="utf-8")
-    with _library(offline=True) as datasets:
+    import datasets
+
+    with library_errors(), offline_datasets():
         builder = datasets.load_dataset_builder(str(links), data.config, cache_dir=str(cache))
         paths = builder.config.data_files or {}
         if split not in paths:
@@ -98,7 +100,9 @@ def stream_from_hub(data: Dataset, split: str) -> Any:
     """
     commit = dataset_commit(data)
     source: dict[str, Any] = {"path": commit.name, "name": data.config, "revision": commit.sha}
-    with _library(offline=False) as datasets:
+    import datasets
+
+    with library_errors():
         splits = datasets.load_dataset(**source, streaming=True)
         if split not in splits:
             raise missing_split(data, split, list(splits), f"{data.dataset} on the hub")
@@ -110,20 +114,6 @@ def stream_from_hub(data: Dataset, split: str) -> Any:
         features = datasets.Features(dict.fromkeys(names, datasets.Value("string")))
         options: dict[str, Any] = {"features": features, "keep_default_na": False, "na_filter": False}
         return datasets.load_dataset(**source, split=split, streaming=True, **options)
-
-
-@contextmanager
-def _library(offline: bool) -> Iterator[Any]:
-    """Yield ``datasets``, whose errors become problems of the files; with ``offline``, it makes no request."""
-    import datasets
-
-    with offline_datasets() if offline else nullcontext():
-        try:
-            yield datasets
-        except (MemoryError, UserError):
-            raise
-        except Exception as error:
-            raise FileProblem(root_cause(error), DAMAGED) from error
 
 
 def is_downloaded(data: Dataset, split: str) -> bool:
@@ -183,8 +173,8 @@ def _split_patterns(data: Dataset, split: str, card: Mapping[str, Any]) -> tuple
             raise missing_split(data, split, names, f"{data.dataset} on the hub")
         files = [entry["path"] for entry in config["data_files"]]
     prefix = f"{str(config['data_dir']).strip('/')}/" if config.get("data_dir") else ""
-    nested = [item if isinstance(item, list) else [item] for item in (files if isinstance(files, list) else [files])]
-    patterns = [f"{prefix}{path}" for paths in nested for path in paths]
+    files = files if isinstance(files, list) else [files]
+    patterns = [f"{prefix}{path}" for paths in files for path in ([paths] if isinstance(paths, str) else paths)]
     return config, [*patterns, *(pattern.replace("**/", "") for pattern in patterns if "**/" in pattern)]
 
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
-from distill_runner.common.errors import root_cause
+from distill_runner.common.errors import UserError, root_cause
 
 Row = dict[str, Any]
 ROWS_AT_ONCE = 1000
@@ -53,24 +53,21 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
+_KINDS: tuple[tuple[Any, str], ...] = (
+    (bool, FLAG),
+    ((int, float, Decimal), NUMBER),
+    (bytes, BYTES),
+    ((list, tuple), LIST),
+    (dict, MAPPING),
+)
+
+
 def value_type(value: Any) -> str:
     """Return the type of a single value."""
-    match value:
-        case None:
-            return EMPTY
-        case str():
-            return DIGITS if _NUMBER.fullmatch(value) else TEXT if value and not value.isspace() else EMPTY
-        case bool():
-            return FLAG
-        case int() | float() | Decimal():
-            return NUMBER
-        case bytes():
-            return BYTES
-        case list() | tuple():
-            return LIST
-        case dict():
-            return MAPPING
-    return TIME if hasattr(value, "isoformat") else MIXED
+    if isinstance(value, str):
+        return DIGITS if _NUMBER.fullmatch(value) else TEXT if value and not value.isspace() else EMPTY
+    other = EMPTY if value is None else TIME if hasattr(value, "isoformat") else MIXED
+    return next((kind for types, kind in _KINDS if isinstance(value, types)), other)
 
 
 class FileProblem(Exception):
@@ -186,19 +183,19 @@ class ArrowReader(Reader):
 
     def __init__(self, file: Path, is_parquet: bool) -> None:
         self._file, self._is_parquet = file, is_parquet
-        with self._opened(None) as (self.schema, _):
-            self.names = self.schema.names
-        if b"huggingface" in (self.schema.metadata or {}):
+        with self._opened(None) as (schema, _):
+            self.names = schema.names
+        if b"huggingface" in (schema.metadata or {}):
             import datasets
 
-            self.class_names = class_names(datasets.Features.from_arrow_schema(self.schema))
+            self.class_names = class_names(datasets.Features.from_arrow_schema(schema))
 
     @contextmanager
     def _opened(self, names: Sequence[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
         """Yield the schema and an iterator over the rows in batches."""
         import pyarrow.parquet
 
-        with arrow_errors():
+        with library_errors():
             if self._is_parquet:
                 with pyarrow.parquet.ParquetFile(self._file) as file:
                     yield file.schema_arrow, file.iter_batches(ROWS_AT_ONCE, columns=names)
@@ -229,7 +226,7 @@ class LibraryReader(Reader):
         dataset = self._dataset
         if names is not None and self.names is not None:
             dataset = dataset.select_columns([name for name in names if name in self.names])
-        with arrow_errors():
+        with library_errors():
             for batch in dataset.with_format("arrow").iter(ROWS_AT_ONCE):
                 yield from batch.to_pylist()
 
@@ -241,15 +238,13 @@ def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 @contextmanager
-def arrow_errors() -> Iterator[None]:
-    """Turn the errors of pyarrow into problems of the file; errors of the system and of memory stay as they are."""
-    import pyarrow
-
+def library_errors() -> Iterator[None]:
+    """Turn the errors of pyarrow and ``datasets`` into problems of the file; those of the system and of memory stay."""
     try:
         yield
-    except MemoryError:
+    except (MemoryError, FileProblem, UserError):
         raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise FileProblem(root_cause(error), DAMAGED) from error
@@ -293,12 +288,12 @@ class Table:
 
     def _require_same_columns(self, name: str, names: Sequence[str]) -> None:
         self.column_names = self.column_names or list(names)
-        missing, new = sorted(set(self.column_names) - set(names)), sorted(set(names) - set(self.column_names))
-        if missing or new:
-            columns = [f"no column {column!r}" for column in missing] + [f"also {column!r}" for column in new]
-            problem = f"{name} has {', '.join(columns[:4])}{', ...' if len(columns) > 4 else ''}"
+        if set(self.column_names) != set(names):
+            new, missing = sorted({*names} - {*self.column_names})[:4], sorted({*self.column_names} - {*names})[:4]
+            changes = [f"no column {column!r}" for column in missing] + [f"also {column!r}" for column in new]
+            problem = f"{name} has {', '.join(changes)}, unlike {self._files[0].name}"
             remedy = "All files of a split need the same columns; give other files another name."
-            raise FileProblem(f"{problem}, unlike {self._files[0].name}", remedy)
+            raise FileProblem(problem, remedy)
 
     def rows(self, names: Sequence[str] | None = None) -> Iterator[Row]:
         """Yield the rows one by one, with at least the columns ``names``; None takes all.

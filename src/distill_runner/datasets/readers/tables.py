@@ -151,13 +151,6 @@ def open_files(
                 readers[name] = DelimitedReader(text_file, kind == TSV)
         except FileProblem as error:
             raise error.of_file(name if len(files) > 1 else "") from error
-    if kind in BINARY_FORMATS:
-        import pyarrow
-
-        try:
-            pyarrow.unify_schemas([reader.schema for reader in readers.values()], promote_options="permissive")  # type: ignore[attr-defined]
-        except pyarrow.ArrowException as error:
-            raise FileProblem(str(error), "Write all files of a split with the same types.") from error
     table = Table(origin, readers)
     table.class_names |= class_names or {}
     return table
@@ -277,36 +270,35 @@ def _selected_rows(data: Dataset, name: str, part: SplitSlice, split: str, downl
     return selection
 
 
+@contextmanager
+def _whole_split(data: Dataset, split: str) -> Iterator[Table]:
+    """Open a split; a slice stands for its split."""
+    with locate_split(data, split) as (source, name), open_split(source, parse_split(name)[0]) as table:
+        yield table
+
+
 def inspect_columns(data: Dataset, split: str) -> dict[str, str]:
     """Return the columns of a split, each with the type of all its values; a slice stands for its split.
 
     Raises:
         UserError: as ``read_table``.
     """
-    with locate_split(data, split) as (source, name), open_split(source, parse_split(name)[0]) as table:
+    with _whole_split(data, split) as table:
         types = table.column_types()
         if all(kind == EMPTY for kind in types.values()):
-            raise _empty_split(source, parse_split(name)[0], table.origin)
+            raise _empty_split(data, split, table.origin)
         return types
 
 
 def column_names(data: Dataset, split: str) -> list[str]:
-    """Return the names of the columns of a split; a slice stands for its split.
-
-    Raises:
-        UserError: as ``read_table``.
-    """
-    with locate_split(data, split) as (source, name), open_split(source, parse_split(name)[0]) as table:
+    """Return the names of the columns of a split; a slice stands for its split. Raises the errors of ``read_table``."""
+    with _whole_split(data, split) as table:
         return table.column_names or list(table.column_types())  # JSON's are those of all rows
 
 
 def read_columns(data: Dataset, split: str, names: Iterable[str]) -> dict[str, list[Any]]:
-    """Return columns of a split with all rows, whatever the dataset requires; a slice stands for its split.
-
-    Raises:
-        UserError: as ``read_table``.
-    """
-    with locate_split(data, split) as (source, name), open_split(source, parse_split(name)[0]) as table:
+    """Return columns of a split with all rows, whatever the dataset requires; a slice stands for its split."""
+    with _whole_split(data, split) as table:
         return table.columns(names)
 
 
@@ -362,11 +354,8 @@ def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
         for file in split_files(folder, split, data):
             path = file.name if file == folder else file.relative_to(folder).as_posix()
             status = file.stat()
-            total.update(f"{split}\0{path}\0{_file_hash(file, status.st_size, status.st_mtime_ns)}".encode())
-            if (kind := file_format(file)) is not None and kind not in BINARY_FORMATS:  # what its text is read as
-                unit = "lines" if kind == PLAIN_TEXT and data.lines_are_texts else ""
-                total.update(f"\0{READER_VERSION}{unit}{data.encoding or ''}".encode())
-            total.update(b"\n")
+            total.update(f"{split}\0{path}\0{_file_hash(file, status.st_size, status.st_mtime_ns)}\n".encode())
+    total.update(f"{READER_VERSION}{data.lines_are_texts}{data.encoding or ''}".encode())
     return f"sha256:{total.hexdigest()}"
 
 
