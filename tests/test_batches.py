@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -13,7 +12,6 @@ from transformers import AutoTokenizer
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.training.data import bucketed_order, epoch_order
-from distill_runner.training.devices import Device
 
 LENGTHS = [*range(1, 71), 16, 16, 32, 5]
 """Of the ragged examples below: all up to 70, and some twice."""
@@ -100,17 +98,6 @@ def test_padded_is_the_same_tokens_with_zeros_behind(ragged: TokenSplit, index: 
         assert mask[row].tolist() == [1] * len(real) + padding
 
 
-def test_a_batch_moves_with_all_tensors_but_its_index(ragged: TokenSplit) -> None:
-    batch = ragged.batch([5, 60])
-    assert Device(torch.device("cpu"), "fp32").move(batch) is batch
-    moved = Device(torch.device("meta"), "fp32").move(batch)
-    values = [value for part in (moved, *moved.groups) for value in vars(part).values()]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    assert len(tensors) == 6 + 3 * 2
-    assert [tensor for tensor in tensors if tensor.device.type != "meta"] == [batch.index]
-    assert [group.tokens for group in moved.groups] == [group.tokens for group in batch.groups]
-
-
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 100))
 def test_the_order_of_an_epoch_is_a_permutation_of_its_own(size: int, seed: int, epoch: int) -> None:
     order = epoch_order(size, seed, epoch)
@@ -170,18 +157,3 @@ def test_tokens_read_back_what_the_tokenizer_gave(
         batch = tokens.batch([number])
         assert batch.input_ids.tolist() == expected["input_ids"]
         assert batch.segments.tolist() == expected["token_type_ids"]
-
-
-def test_a_pair_is_cut_at_its_longer_text(tiny_bert_folder: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
-    texts = [["the " * 30, "a river"], ["a river", "the " * 30]]
-    TokenSplit.write(tmp_path, Examples(texts, None), tokenizer, max_length=16)
-    tokens = TokenSplit(tmp_path)
-    the, pair = tokenizer.convert_tokens_to_ids("the"), tokenizer.encode("a river", add_special_tokens=False)
-    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
-    kept = 16 - 3 - len(pair)
-    assert ids(tokens, 0) == [cls, *[the] * kept, sep, *pair, sep]
-    assert ids(tokens, 1) == [cls, *pair, sep, *[the] * kept, sep]
-    assert tokens.batch([0]).segments.tolist() == [0] * (kept + 2) + [1] * (len(pair) + 1)
-    assert tokens.labels is None
-    assert tokens.batch([0, 1]).labels is None

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets import corpora, embedded, pretraining
@@ -97,16 +94,6 @@ def test_each_sentence_has_a_corrupted_copy_in_its_split(tasks: dict[str, dict[s
         assert set(" ".join(corrupted).split()) <= set(" ".join(original).split()) | pool
 
 
-@given(st.lists(st.sampled_from(["alpha", "beta", "Gamma", "x1", "end."]), min_size=6, max_size=30), st.integers())
-def test_corrupt_replaces_three_lower_case_words_in_ten(words: list[str], seed: int) -> None:
-    words = ["beta", *words]
-    changed = embedded.corrupt(" ".join(words), ["alpha", "beta", "delta"], random.Random(seed)).split()
-    moved = [(a, b) for a, b in zip(words, changed, strict=True) if a != b]
-    lower = sum(word in ("alpha", "beta") for word in words)
-    assert len(moved) == min(max(1, round(0.3 * len(words))), lower)
-    assert all(a in ("alpha", "beta") and b in ("alpha", "beta", "delta") for a, b in moved)
-
-
 @pytest.mark.slow
 def test_another_process_makes_the_same_examples_and_vocabulary(
     tmp_path: Path, tasks: dict[str, dict[str, Columns]]
@@ -150,12 +137,3 @@ def test_the_tokenizer_folder_loads_and_knows_english(tmp_path: Path) -> None:
 def test_what_does_not_exist_is_refused() -> None:
     with pytest.raises(UserError, match="embedded:triples"):
         corpora.CorpusPart(dataset="embedded:triples", columns=["text"])
-
-
-def test_pieces_of_words_have_their_places_before_counting(tmp_path: Path) -> None:
-    """Signs that are neither letters nor punctuation, too: counting numbers them in another order each time."""
-    pretraining.train_wordpiece(["15° 3¢ x−y भाि"] * 4, 300, tmp_path)
-    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
-    pieces = {piece: place for piece, place in vocabulary.items() if piece.startswith("##") and len(piece) == 3}
-    assert {"##°", "##¢", "##−", "##a", "##ि"} <= pieces.keys()
-    assert sorted(pieces.values()) == list(range(5, 5 + len(pieces)))

@@ -70,14 +70,6 @@ LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size
 # Documents.
 
 
-def test_a_folder_of_text_is_read_by_paragraphs(tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("First line,\nstill the first.\n\nThe second.\n")
-    (tmp_path / "two.txt").write_text("The third.")
-    read = corpus(tmp_path)
-    assert list(read.documents("validation")) == [["First line,\nstill the first."]]  # the first of three
-    assert list(read.documents("train")) == [["The second."], ["The third."]]
-
-
 CODECS = {".zst": "zstd", ".lz4": "lz4"}
 
 
@@ -365,17 +357,6 @@ def test_token_ids_take_as_few_bytes_as_their_vocabulary_allows(
     assert tokens.token_ids.max() == size - 1
 
 
-def test_tokens_do_not_depend_on_what_the_tokenizer_was_used_for(
-    tokenizer: Any,
-) -> None:
-    """A portion is tokenized without special tokens, truncation and padding."""
-    texts = [*corpus().texts("validation")][:20]
-    expected = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    tokenizer(texts, truncation=True, max_length=4, padding=True)
-    assert pretraining.token_ids(tokenizer, texts) == expected
-    assert pretraining.token_ids(tokenizer, []) == []
-
-
 def test_passages_are_what_the_tokenizer_gives(tokenizer: Any, tmp_path: Path) -> None:
     write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
     tokens, texts = TokenSplit(tmp_path), list(corpus().texts("validation"))
@@ -469,11 +450,6 @@ def test_masking_with_probability_zero_and_one() -> None:
     assert labels_T.tolist() == [-100] * 8
     _, labels_T = pretraining.mask_tokens(ids_T, special_T, starts_B, draws_3T, 4, 10, probability=1.0)
     assert labels_T.tolist() == [-100, 7, 8, 9, -100, -100, 7, -100]
-
-
-def test_pieces_that_continue_a_word_are_known(tokenizer: Any) -> None:
-    pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    assert pretraining.continuations(tokenizer).tolist() == [piece.startswith("##") for piece in pieces]
 
 
 def test_an_example_is_masked_the_same_in_any_company(tokenizer: Any, tmp_path: Path) -> None:

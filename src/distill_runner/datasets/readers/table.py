@@ -77,9 +77,16 @@ class FileProblem(Exception):
         self.problem, self.remedy = problem, remedy
         super().__init__(problem)
 
-    def of_file(self, name: str) -> "FileProblem":
-        """Return the problem with the name of its file, unless it is empty or the problem names the file."""
-        return FileProblem(f"{name} {self.problem}", self.remedy) if name and name not in self.problem else self
+
+@contextmanager
+def problems_of(name: str) -> Iterator[None]:
+    """Add the name of a file to its problems, unless it is empty or they name the file."""
+    try:
+        yield
+    except FileProblem as error:
+        if not name or name in error.problem:
+            raise
+        raise FileProblem(f"{name} {error.problem}", error.remedy) from error
 
 
 @dataclass
@@ -304,14 +311,12 @@ class Table:
         for record, reader in zip(self._files, self._readers.values(), strict=True):
             record.rows, record.lines, record.remarks, record.warnings = 0, None, [], []
             columns = None if reader.names is not None else dict.fromkeys(self.column_names)
-            try:
+            with problems_of(record.name if len(self._files) > 1 else ""):
                 for row in reader.rows(record, names):
                     record.rows += 1
                     if columns is not None:
                         columns.update(dict.fromkeys(row))
                     yield row
-            except FileProblem as error:
-                raise error.of_file(record.name if len(self._files) > 1 else "") from error
             self.column_names = self.column_names if columns is None else list(columns)
         self._is_read = True
 

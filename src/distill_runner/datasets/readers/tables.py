@@ -59,6 +59,7 @@ from distill_runner.datasets.readers.table import (
     Reader,
     Row,
     Table,
+    problems_of,
     recorded_tables,
 )
 from distill_runner.datasets.readers.text_files import ConllReader, JsonReader, PlainTextReader, TextFile, is_conll
@@ -127,7 +128,7 @@ def open_files(
     readers: dict[str, Reader] = {}
     kind, texts = file_format(files[0]), dict[str, TextFile]()
     for name, file in zip(names, files, strict=True):
-        try:
+        with problems_of(name if len(files) > 1 else ""):
             if text := placeholder(file):
                 problem, _, remedy = text.partition(": ")
                 raise FileProblem(problem, f"{remedy[0].upper()}{remedy[1:]}.")
@@ -135,12 +136,10 @@ def open_files(
                 readers[name] = ArrowReader(file, kind == PARQUET)
             elif file.stat().st_size:
                 texts[name] = TextFile(file, data.encoding, f"{data.key}.encoding")
-        except FileProblem as error:
-            raise error.of_file(name if len(files) > 1 else "") from error
     may_have_words = data.has_words and kind in (PLAIN_TEXT, TSV)
     has_words = kind == CONLL or (may_have_words and all(map(is_conll, texts.values())))
     for name, text_file in texts.items():
-        try:
+        with problems_of(name if len(files) > 1 else ""):
             if has_words:
                 readers[name] = ConllReader(text_file)
             elif kind in (JSON, JSON_LINES):
@@ -149,8 +148,6 @@ def open_files(
                 readers[name] = PlainTextReader(text_file, data.lines_are_texts)
             else:
                 readers[name] = DelimitedReader(text_file, kind == TSV)
-        except FileProblem as error:
-            raise error.of_file(name if len(files) > 1 else "") from error
     table = Table(origin, readers)
     table.class_names |= class_names or {}
     return table
@@ -335,28 +332,25 @@ def data_fingerprint(data: Dataset) -> str:
     Raises:
         UserError: a folder, a configuration or the files of a split are missing, or the hub cannot be reached.
     """
-    own = [split for split in data.splits if data.locate(split)[0] is data]
-    parts = [_fingerprint(data, own)] if own else []
-    for split in sorted(data.splits - set(own)):
+    parts = set()
+    for split in data.splits:
         with locate_split(data, split) as (source, name):
-            parts.append(f"{split}={_fingerprint(source, [name])}")
-    return "+".join(parts)
+            place = "" if source is data else f"{split}="
+            parts.add(f"{place}{_fingerprint(source, parse_split(name)[0])}")
+    return f"sha256:{hashlib.sha256('+'.join(sorted(parts)).encode()).hexdigest()}"
 
 
-def _fingerprint(data: Dataset, splits: Iterable[str]) -> str:
+def _fingerprint(data: Dataset, split: str) -> str:
     if is_embedded(data):
         return f"{data.dataset}:{embedded.embedded_fingerprint(data.dataset.removeprefix(EMBEDDED))}"
+    parts = [f"{READER_VERSION}{data.lines_are_texts}{data.encoding or ''}"]
     folder = local_data(data)
     if folder is None:
-        return f"hub:{hub.dataset_commit(data).sha}/{data.config or ''}/{READER_VERSION}/{data.encoding or ''}"
-    total = hashlib.sha256()
-    for split in sorted({parse_split(split)[0] for split in splits}):
-        for file in split_files(folder, split, data):
-            path = file.name if file == folder else file.relative_to(folder).as_posix()
-            status = file.stat()
-            total.update(f"{split}\0{path}\0{_file_hash(file, status.st_size, status.st_mtime_ns)}\n".encode())
-    total.update(f"{READER_VERSION}{data.lines_are_texts}{data.encoding or ''}".encode())
-    return f"sha256:{total.hexdigest()}"
+        return f"{parts[0]}:hub:{hub.dataset_commit(data).sha}/{data.config or ''}"
+    for file in split_files(folder, split, data):
+        path, status = "" if file == folder else file.relative_to(folder).as_posix(), file.stat()
+        parts.append(f"{split}\0{path or file.name}\0{_file_hash(file, status.st_size, status.st_mtime_ns)}")
+    return "\n".join(parts)
 
 
 @lru_cache(maxsize=4096)
