@@ -71,9 +71,12 @@ class Dataset(Schema, ABC):
             remedy = "Such as utf-8, cp1252, latin-1, utf-16, gb18030 or shift_jis."
             raise UserError(f"{self.key}.encoding", self.encoding, "there is no such encoding of text", remedy)
         for split in sorted(self.splits):
-            if fault := _problem_of_slice(split.removesuffix("?")):
+            part = parse_split(split.removesuffix("?"))[1]
+            ends = [end for end in (part.start, part.stop) if end.endswith("%")] if part else []
+            if (part is None and _LIKE_A_SLICE.match(split)) or any(float(end[:-1]) > 100 for end in ends):
+                problem = "does not name a part: its ends are whole numbers, or percentages up to 100"
                 remedy = "Parts are train[:1000] (rows), train[:90%] (a share) and train[~:90%] (a random share)."
-                raise UserError(self.split_key(split), split, fault, remedy)
+                raise UserError(self.split_key(split), split, problem, remedy)
 
     @property
     @abstractmethod
@@ -229,16 +232,6 @@ def parse_split(split: str) -> tuple[str, SplitSlice | None]:
     if match is None:
         return split, None
     return match["name"], SplitSlice(match["start"], match["stop"], match["order"])
-
-
-def _problem_of_slice(split: str) -> str | None:
-    """Return what is wrong with the part of a split, as written in the configuration; None if nothing is."""
-    part = parse_split(split)[1]
-    if part is None:
-        return "does not name a part: its ends are whole numbers or percentages" if _LIKE_A_SLICE.match(split) else None
-    if any(end.endswith("%") and float(end[:-1]) > 100 for end in (part.start, part.stop)):
-        return "is more than 100%"
-    return None
 
 
 def splits_overlap(first: str, second: str) -> bool:
