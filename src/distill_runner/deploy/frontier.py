@@ -39,28 +39,37 @@ FLOOR: dict[str, Any] = {"color": "0.5", "linewidth": 1, "linestyle": "--"}
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Contender:
     """A student, or the teacher, in one form.
 
     Attributes:
         name: ``teacher``, or the name of the student's row in a table.
         form: ``ONNX``, ``ONNX int8`` or ``ONNX int8 static``.
         family: equal for students that differ in depth or size alone; None for the teacher.
-        examples: the validation split as the first model reads it.
-        seeds, files, predictions: of each model: its seed, its ONNX file, and its predictions on the validation split.
     """
 
     name: str
     form: str
     family: Hashable
-    examples: PaddedSplit
-    seeds: tuple[int, ...]
-    files: tuple[Path, ...]
-    predictions: tuple[Predictions, ...]
 
     @property
     def label(self) -> str:
         return f"{self.name} {self.form}"
+
+
+@dataclass(frozen=True)
+class Candidate(Contender):
+    """A contender that is to be scored.
+
+    Attributes:
+        examples: the validation split as the first model reads it.
+        seeds, files, predictions: of each model: its seed, its ONNX file, and its predictions on the validation split.
+    """
+
+    examples: PaddedSplit
+    seeds: tuple[int, ...]
+    files: tuple[Path, ...]
+    predictions: tuple[Predictions, ...]
 
     def scores(self, metric: str) -> list[float]:
         """Return the score of each model on the validation split."""
@@ -68,11 +77,11 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class FrontierRow:
-    """A candidate with its score, its test and its cost.
+class FrontierRow(Contender):
+    """A contender with its score, its test and its cost.
 
     Attributes:
-        name, form, family, num_bytes: as in ``Candidate``.
+        num_bytes: size of the first model's file.
         seeds: number of models.
         score: their mean score, as a fraction.
         interval: bounds of its 95% interval over examples.
@@ -82,9 +91,6 @@ class FrontierRow:
         is_good: whether the tests in order say that it is not.
     """
 
-    name: str
-    form: str
-    family: Hashable
     num_bytes: int
     seeds: int
     score: float
@@ -93,10 +99,6 @@ class FrontierRow:
     p: float | None
     cost: RunningCost
     is_good: bool = False
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} {self.form}"
 
     @property
     def latency(self) -> float:
@@ -261,16 +263,13 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
             panel.plot([place(row) for row in best], [100 * row.score for row in best], zorder=1, **PARETO)
             for row in rows:
                 x, y, (low, high) = place(row), 100 * row.score, row.cost.interval
-                panel.errorbar(
-                    x,
-                    y,
-                    yerr=[[y - 100 * row.interval[0]], [100 * row.interval[1] - y]],
-                    xerr=[[max(0.0, x - low)], [max(0.0, high - x)]] if axis == LATENCY else None,
-                    color=COLORS[6] if row.family is None else COLORS[0],
-                    marker=MARKERS[row.form],
-                    elinewidth=0.8,
-                    capsize=2,
-                )
+                heights = [[y - 100 * row.interval[0]], [100 * row.interval[1] - y]]
+                widths = [[max(0.0, x - low)], [max(0.0, high - x)]] if axis == LATENCY else None
+                look: dict[str, Any] = {
+                    "color": COLORS[6] if row.family is None else COLORS[0],
+                    "marker": MARKERS[row.form],
+                }
+                panel.errorbar(x, y, heights, widths, elinewidth=0.8, capsize=2, **look)
                 panel.annotate(row.name, (x, y), (4, 4), textcoords="offset points", fontsize=6, color="0.35")
             panel.plot(place(selection), 100 * selection.score, **CHOICE)
             panel.axhline(100 * rows[0].score - margin, **FLOOR)
@@ -285,7 +284,7 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
         looks: dict[str, Any] = {
             f"student {form}": {"color": COLORS[0], "marker": marker, "linestyle": ""}
             for form, marker in MARKERS.items()
-            if any(row.form == form for row in rows)
+            if any(row.form == form and row.family is not None for row in rows)
         }
         looks |= {"teacher": {"color": COLORS[6], "marker": "o", "linestyle": ""}, "Pareto set": PARETO}
         legend(picture, {**looks, "choice": CHOICE, f"teacher − {margin:g}": FLOOR})
