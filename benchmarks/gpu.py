@@ -1,6 +1,6 @@
 """Time training runs that share one GPU: a BERT-base teacher, students of 6, 4 and 2 layers, 1 to 8 processes.
 
-    make bench-gpu                                    RTE, SST-2 and MNLI, eager and compiled
+    make bench-gpu                                    RTE, SST-2 and MNLI, with and without graphs, beside the clever loop
     python -m benchmarks.gpu --device cpu --width 64 --task rte --layers 2 --steps 2 --repeats 1    a test on a CPU
 
 It takes the options of ``benchmarks.training`` and prints the same tables. By default it compares fp32 with bf16. One
@@ -14,7 +14,7 @@ import torch
 from benchmarks import training
 
 DEFAULTS = ["--device", "cuda", "--width", "768", "--task", "rte", "sst2", "mnli", "--layers", "6", "4", "2"]
-SPEED = ["--steps", "60", "--competitors", "naive_bf16", "distill_run", "distill_run_compiled", "distill_run_bf16"]
+SPEED = ["--steps", "60", "--competitors", "clever_bf16", "distill_run", "distill_run_eager", "distill_run_bf16"]
 WORKERS = ["distill_run_bf16*2", "distill_run_bf16*4", "distill_run_bf16*8"]
 
 

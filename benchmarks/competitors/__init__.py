@@ -53,6 +53,9 @@ COMPETITORS = {
     "torchdistill_tuned": Competitor("torchdistill, padded by batch", "torchdistill", {"tuned": True}),
     "distill_run": Competitor("distill-run, fp32", "distill_run"),
     "distill_run_bf16": Competitor("distill-run, bf16", "distill_run", {"precision": "bf16"}),
+    "distill_run_eager": Competitor(
+        "distill-run, bf16, without graphs", "distill_run", {"precision": "bf16", "graphs": False}
+    ),
     "distill_run_compiled": Competitor(
         "distill-run, bf16, compiled", "distill_run", {"precision": "bf16", "compiled": True}
     ),

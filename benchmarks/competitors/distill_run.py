@@ -1,4 +1,5 @@
-"""distill-run's training without evaluation and checkpoints. ``compiled`` compiles the forward pass."""
+"""distill-run's training without evaluation and checkpoints. ``compiled`` compiles the forward pass, and
+``graphs`` records updates on a GPU."""
 
 import tempfile
 from itertools import islice
@@ -24,6 +25,7 @@ def make(
     dtype: torch.dtype = torch.float32,
     precision: Precision = "fp32",
     compiled: bool = False,
+    graphs: bool = True,
 ) -> Train:
     if compiled:
         setattr(train_module, "extract", torch.compile(extract, dynamic=True))  # noqa: B010
@@ -46,7 +48,7 @@ def make(
                 optim=Optim(epochs=1, max_steps=max(1, steps), **optim),
                 seed=0,
                 device=device,
-                runtime=Runtime(log_every=1),
+                runtime=Runtime(log_every=1, graphs=graphs),
                 folder=Path(folder),
                 report=lambda values, step, epoch: curve.append(values["loss"]),
                 select_best=True,

@@ -58,6 +58,12 @@ PARTS = (
     Part(
         "methods", 110, of_tests("test_updates", "-k", "every_method or sgd"), dry=("-k", "every_method and nkd-bf16")
     ),
+    Part(
+        "graphs",
+        90,
+        of_tests("test_graphs", "-k", "taken_up or replay or step or (bf16 and (alp or kd or minilmv2 or prokd))"),
+        dry=("-k", "replay or step"),
+    ),
     Part("waits", 60, ("benchmarks.gpu_campaign.waits",), dry=("--updates", "4", "--width", "64")),
     Part("speed", 120, ("benchmarks.gpu", "--task", "rte", "--layers", "4", "--steps", "30"), dry=None),
 )
