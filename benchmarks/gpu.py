@@ -1,6 +1,6 @@
 """Time training runs that share one GPU: a BERT-base teacher, students of 6, 4 and 2 layers, 1 to 8 processes.
 
-    make bench-gpu                                    RTE, SST-2 and MNLI, with and without graphs, beside the clever loop
+    make bench-gpu                                    three tasks, with and without graphs, beside the clever loop
     python -m benchmarks.gpu --device cpu --width 64 --task rte --layers 2 --steps 2 --repeats 1    a test on a CPU
 
 It takes the options of ``benchmarks.training`` and prints the same tables. By default it compares fp32 with bf16. One

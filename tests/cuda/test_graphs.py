@@ -38,18 +38,23 @@ def _without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def counted() -> Iterator[list[tuple[int, int]]]:
-    """Of each update the replays, and all other launches and copies."""
+    """Of each update the replays, and where they are counted, on the fake device, all other launches and copies."""
     found: list[tuple[int, int]] = []
-    step = Training.step
+    replays, step, replay = [0], Training.step, torch.cuda.CUDAGraph.replay
 
-    def watched(training: Training, *arguments: Any) -> None:
+    def replay_counted(graph: torch.cuda.CUDAGraph) -> None:
+        replays[0] += 1
+        replay(graph)
+
+    def step_counted(training: Training, *arguments: Any) -> None:
         COUNTS.reset()
+        replays[0] = 0
         step(training, *arguments)
-        replays = COUNTS.launches["replay"]
-        found.append((replays, COUNTS.launches.total() + COUNTS.copies.total() - replays))
+        found.append((replays[0], COUNTS.launches.total() + COUNTS.copies.total() - COUNTS.launches["replay"]))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "step", watched)
+        patch.setattr(Training, "step", step_counted)
+        patch.setattr(torch.cuda.CUDAGraph, "replay", replay_counted)
         yield found
 
 
