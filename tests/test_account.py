@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.common.account import AccountLine
+from distill_runner.common.terminal import AccountLine
 from distill_runner.pipeline.account import account_of_run
 from distill_runner.report.formats import result_row
 from distill_runner.running import run_stage

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from distill_runner.api import composed
-from distill_runner.common.assumptions import ANY_VALUE, schema_assumptions
+from distill_runner.common.assumptions import ANY_VALUE
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.run_config import DECLARING, RunConfig, assumptions_of_files, resolved_settings
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.result import stage_assumptions
-from docs._ext.assumptions_page import page, parts
+from docs._ext.assumptions_page import page, parts, schema_assumptions
 from helpers.small_runs import few_fast
 
 Compose = Callable[..., RunConfig]
@@ -46,26 +46,6 @@ def test_a_run_lists_those_that_apply_to_it(overrides: tuple[str, ...], expected
     found = of(compose, *overrides)
     for beginning in expected:
         assert any(line.startswith(beginning) for line in found), (beginning, found)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["task=rte", "method=alp"], "optim.warmup=0.1: a tenth of the steps, as in BERT's fine-tuning (ALP-KD)"),
-        (["task=rte", "method=vanilla"], "loss.temperature=1: the paper gives none (Pro-KD)"),
-        (["task=rte", "method=rco"], "route.checkpoints=null: all epochs of the teacher are its anchors (Pro-KD)"),
-        (["experiment=pro_kd/cifar", "method=prokd"], "loss.over_classes=mean: as in the code of Annealing-KD; "),
-        (["task=rte", "method=distilbert"], "method.weights.hard=2: gold labels in fine-tuning; "),
-        (
-            ["experiment=pro_kd/distilbert", "task=mrpc", "method=checkpoint"],
-            "recipe.paper=Pro-KD: the student has ",
-        ),
-        (["experiment=pro_kd/cifar", "method=prokd"], "student.shortcut=conv: 1x1 convolutions, as in TAKD's code; "),
-    ],
-)
-def test_files_of_configuration_declare_some(overrides: list[str], expected: str) -> None:
-    found = assumptions_of_files(resolved_settings(composed(*overrides)))
-    assert any(line.startswith(expected) for line in found), found
 
 
 def test_another_value_is_not_what_was_taken() -> None:
@@ -115,6 +95,10 @@ AS_LONG = "={}: methods without phases train as long as phase I ({} x 1 + 1) and
 @pytest.mark.parametrize(
     ("overrides", "key", "line"),
     few_fast([
+        (("task=rte", "method=alp"), "optim.warmup", "=0.1: a tenth of the steps, as in BERT's fine-tuning (ALP-KD)"),
+        (("method=distilbert",), "method.weights.hard", "=2: gold labels in fine-tuning; "),
+        (("experiment=pro_kd/distilbert", "task=mrpc", "method=checkpoint"), "recipe.paper", "=Pro-KD: the student "),
+        ((*CIFAR, "method=prokd"), "student.shortcut", "=conv: 1x1 convolutions, as in TAKD's code; "),
         ((*CIFAR, "method=annealing"), "route.epochs", "=20: phase I takes 200 epochs, and phase II 100; "),
         ((*CIFAR, "method=annealing", "route.epochs=3"), "route.epochs", "=3: phase I takes 30 epochs, "),
         (("method=annealing",), "route.epochs", "=1: phase I takes 8 epochs, and phase II 10; "),

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill_runner.common.sharing import shareable, without_paths
+from distill_runner.common.files import shareable, without_paths
 from helpers.command import distill_run
 
 NAMES = st.text("abcXYZ09_-.", min_size=1, max_size=8).filter(lambda name: name.strip("."))

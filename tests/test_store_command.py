@@ -80,10 +80,7 @@ def test_everything_is_listed_with_what_it_was_made_from(store: Store) -> None:
     code, printed = command(store)
     lines = printed.splitlines()
     assert code == 0
-    assert [line.split()[0] for line in lines[:7]] == [
-        *("checkpoints", "targets", "tokens", "vocabulary"),
-        *["stage"] * 3,
-    ]
+    assert [line.split()[0] for line in lines[:7]] == ["checkpoints", "targets", "tokens", "vocabulary", *["stage"] * 3]
     for part in (key_of(TARGETS), "of epoch 2", f"tokens {key_of(TOKENS)}", f"stage {key_of(TEACHER)}"):
         assert part in lines[1]
     assert any(key_of(STUDENT) in line and f"stage {key_of(TEACHER)}" in line for line in lines)
@@ -97,22 +94,6 @@ def test_a_file_of_two_names_is_counted_once_and_freed_with_the_second(store: St
     assert occupied_bytes([teacher, checkpoints]) == apart - 1000
     assert occupied_bytes([teacher]) - freed_bytes([teacher]) == 1000
     assert freed_bytes([teacher, checkpoints]) == occupied_bytes([teacher, checkpoints])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "gone"),
-    [
-        (["--kind", "checkpoints"], [CHECKPOINTS]),
-        (["--kind", "targets", "--kind", "tokens"], [TOKENS, TARGETS]),
-        (["--key", key_of(STUDENT)[:9]], [STUDENT]),
-        (["--unused"], [TOKENS, CHECKPOINTS, TARGETS, OTHER]),
-        (["--damaged", "--partial"], []),
-    ],
-)
-def test_what_was_chosen_is_deleted_and_no_more(store: Store, arguments: list[str], gone: list[dict[str, Any]]) -> None:
-    assert command(store, "delete", *arguments, "--yes")[0] == 0
-    assert there(store) == [spec for spec in ALL if spec not in gone]
-    assert not list(store.folder.glob("*/*.deleted-*"))
 
 
 @pytest.mark.parametrize(("answer", "deleted"), [("y", True), ("n", False), ("", False)])
@@ -202,14 +183,20 @@ def test_what_a_run_of_another_stage_made_is_used_too(store: Store) -> None:
 @pytest.mark.parametrize(
     ("arguments", "listed"),
     [
+        (["--kind", "checkpoints"], [CHECKPOINTS]),
+        (["--kind", "targets", "--kind", "tokens"], [TOKENS, TARGETS]),
+        (["--key", key_of(STUDENT)[:9]], [STUDENT]),
+        (["--damaged", "--partial"], []),
         (["--kind", "stage", "--unused"], [OTHER]),
         (["--kind", "stage", "--key", key_of(TOKENS)[:9]], [TOKENS, TEACHER, STUDENT, OTHER]),
         (["--unused"], [TOKENS, CHECKPOINTS, TARGETS, OTHER]),
     ],
 )
-def test_a_state_narrows_a_selection(store: Store, arguments: list[str], listed: list[dict[str, Any]]) -> None:
-    """``delete --kind stage --unused`` deleted all stages, and ``list --unused`` listed what is used."""
+def test_what_is_listed_is_deleted_and_no_more(
+    store: Store, arguments: list[str], listed: list[dict[str, Any]]
+) -> None:
     lines = command(store, "list", *arguments)[1].splitlines()
     assert {line.split()[1] for line in lines} & set(map(key_of, ALL)) == set(map(key_of, listed))
     assert command(store, "delete", *arguments, "--yes")[0] == 0
     assert there(store) == [spec for spec in ALL if spec not in listed]
+    assert not list(store.folder.glob("*/*.deleted-*"))

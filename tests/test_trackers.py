@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,8 @@ import yaml
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.commands.track import send, was_sent
 from distill_runner.common.errors import UserError
-from distill_runner.tracking import OPTIONAL, Outcome, Tracker, TrackerConfig, Values, open_tracker, services
-from distill_runner.tracking import tracker as tracker_module
-from distill_runner.tracking.tracker import headline
+from distill_runner.tracking import trackers
+from distill_runner.tracking.trackers import OPTIONAL, Outcome, Tracker, TrackerConfig, Values, headline, open_tracker
 from helpers.fake_results import result
 
 SETTINGS: Mapping[str, Any] = {
@@ -92,8 +92,7 @@ def test_an_installed_package_may_register_a_tracker(
     def of_package(group: str, name: str) -> str | None:
         return f"{__name__}.Recorder" if (group, name) == ("distill_runner.trackers", "mine") else None
 
-    monkeypatch.setattr(tracker_module, "entry_point", of_package)
-    monkeypatch.setattr(services, "entry_point", of_package)
+    monkeypatch.setattr(trackers, "entry_point", of_package)
     with open_tracker(TrackerConfig(name="mine"), tmp_path, "run", {}, "distill") as tracker:
         tracker.log({"loss": 1.0}, step=1)
     assert recorder == [("mine", "distill-run", (), "run", {}), ({"loss": 1.0}, 1, None)]
@@ -106,15 +105,11 @@ def test_an_agent_of_a_sweep_chooses_the_id(tmp_path: Path, monkeypatch: pytest.
 
     calls = list[dict[str, Any]]()
 
-    class Run:
-        url, dir, define_metric = "u", str(tmp_path), staticmethod(lambda *_, **__: None)
+    def nothing(*_: Any, **__: Any) -> None: ...
 
-        def finish(self, exit_code: int) -> None:
-            """Nothing."""
-
-    def init(**options: Any) -> Run:
+    def init(**options: Any) -> SimpleNamespace:
         calls.append(options)
-        return Run()
+        return SimpleNamespace(url="u", dir=str(tmp_path), define_metric=nothing, finish=nothing)
 
     monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setattr(wandb, "setup", lambda *_: None)
@@ -127,11 +122,6 @@ def test_an_agent_of_a_sweep_chooses_the_id(tmp_path: Path, monkeypatch: pytest.
     own, agents = calls
     assert (own["id"], own["resume"], own["config"]) == ("0a1b", "allow", {"seed": 1})
     assert (agents["id"], agents["resume"], agents["config"]) == ("agents", None, {"seed": 1, "key": "0a1b"})
-
-
-def send_twice(name: str, folder: Path) -> None:
-    for _ in range(2):
-        send(TrackerConfig(name=name, project="pilot", group="g"), folder, RESULT, SETTINGS)
 
 
 @pytest.mark.slow
@@ -167,7 +157,8 @@ def test_mlflow_keeps_a_run(
     mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    send_twice("mlflow", finished)
+    for _ in range(2):
+        send(TrackerConfig(name="mlflow", project="pilot", group="g"), finished, RESULT, SETTINGS)
     assert "the run continues" not in caplog.text, caplog.text
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("pilot").experiment_id])

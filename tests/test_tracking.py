@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill_runner import tracking
 from distill_runner.common.errors import TrainingPaused, UserError
-from distill_runner.tracking import Outcome, TrackerConfig, flatten, open_tracker, track_sweep
+from distill_runner.tracking import trackers as tracking
+from distill_runner.tracking.trackers import Outcome, TrackerConfig, flatten, open_tracker, track_sweep
 
 KEY = "0123456789" * 4
 
@@ -61,20 +61,13 @@ def test_metrics_are_written_without_any_tracker(tmp_path: Path) -> None:
     with open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill") as tracker:
         tracker.log({"loss/ce": 0.25, "phase": "warm-up"}, step=1, epoch=0.5)
         assert len(lines(tmp_path)) == 1, "a line reaches the file at once"
-        tracker.log({"loss/ce": np.float32(0.5), "count": np.int64(3)}, step=2)
+        tracker.log({"loss/ce": np.float32(0.5), "count": np.int64(3), "nan": float("nan")}, step=2)
         tracker.record(Outcome({"score": 1.0}))
     assert lines(tmp_path) == [
         {"step": 1, "epoch": 0.5, "loss/ce": 0.25, "phase": "warm-up"},
-        {"step": 2, "loss/ce": 0.5, "count": 3},
+        {"step": 2, "loss/ce": 0.5, "count": 3, "nan": None},
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-def test_numbers_that_json_has_not_become_null(tmp_path: Path) -> None:
-    with open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill") as tracker:
-        tracker.log({"nan": float("nan"), "inf": np.float32("inf"), "one": 1.0}, step=1)
-    text = (tmp_path / "metrics.jsonl").read_text()
-    assert json.loads(text, parse_constant=pytest.fail) == {"step": 1, "nan": None, "inf": None, "one": 1.0}
 
 
 @pytest.mark.parametrize("left_behind", [b'{"step": 1}\n', b'{"step": 1}\n{"step": 2, "lo', b'{"st'])
@@ -91,7 +84,7 @@ def test_a_full_disk_stops_neither_the_training_nor_leaves_half_a_line(tmp_path:
     code = f"""
         import resource
         from pathlib import Path
-        from distill_runner.tracking import TrackerConfig, open_tracker
+        from distill_runner.tracking.trackers import TrackerConfig, open_tracker
         with open_tracker(TrackerConfig(), Path({str(tmp_path)!r}), "run", {{}}, "distill") as tracker:
             resource.setrlimit(resource.RLIMIT_FSIZE, (30, resource.RLIM_INFINITY))
             for step in range(5):
@@ -145,14 +138,8 @@ def test_a_fault_is_logged_once_and_the_file_goes_on(
 
 
 def test_one_level_of_names() -> None:
-    nested = {
-        "task": "rte",
-        "weights": {"ce": 0.5, "kd": {"t": 2}},
-        "heads": None,
-        "assumptions": ["a", "b"],
-        "o.k": True,
-    }
-    assert flatten(nested) == {"task": "rte", "weights/ce": 0.5, "weights/kd/t": 2, "assumptions": "a; b", "o/k": True}
+    nested = {"task": "rte", "weights": {"ce": 0.5, "kd": {"t": 2}}, "heads": None, "tags": ["a", "b"], "o.k": True}
+    assert flatten(nested) == {"task": "rte", "weights/ce": 0.5, "weights/kd/t": 2, "tags": "a; b", "o/k": True}
 
 
 SWEEP: list[dict[str, Any]] = [
@@ -287,12 +274,7 @@ def test_wandb_offline_is_read_back(
     assert first["config"] == {"task": {"name": "rte"}}
     assert first["exit_code"] == 0
     summary = first["summary"]
-    assert (summary["loss"], summary["alpha/entropy"], summary["score"], summary["step"]) == (
-        0.125,
-        2.0,
-        0.75,
-        2,
-    )
+    assert summary.items() >= {"loss": 0.125, "alpha/entropy": 2.0, "score": 0.75, "step": 2}.items()
     assert summary["_step"] == 3, "three points and a table"
     (table,) = (wandb_home / "wandb").glob(f"*-key1/files/{summary['results']['path']}")
     assert json.loads(table.read_text())["data"] == [["alp", 0.75], ["nkd", None]]
@@ -300,43 +282,25 @@ def test_wandb_offline_is_read_back(
     assert capfd.readouterr() == ("", ""), "the console belongs to the progress bar"
 
 
-def fallback(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[float, str]:
-    """Seconds until a run has been opened and closed, and what was said about it."""
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [None, "refuses", "never answers"])
+def test_wandb_without_a_key_or_a_network_goes_offline(
+    wandb_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, server: str | None
+) -> None:
     caplog.set_level(logging.INFO)
-    start = time.perf_counter()
-    with open_tracker(TrackerConfig(name="wandb"), folder, "key", {}, "distill") as tracker:
-        tracker.log({"loss": 0.5}, step=1)
-    seconds = time.perf_counter() - start
-    assert read_back(folder, "key")["summary"]["loss"] == 0.5
-    return seconds, caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("key", [None, "too-short"])
-def test_wandb_without_a_usable_key_goes_offline(
-    wandb_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, key: str | None
-) -> None:
-    if key:
-        monkeypatch.setenv("WANDB_API_KEY", key)
-    seconds, said = fallback(wandb_home, caplog)
-    assert seconds < 20
-    assert "tracking offline" in said
-    assert "API key" in said
-    assert f"wandb sync {wandb_home}" in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("listening", [True, False], ids=["never-answers", "refuses"])
-def test_wandb_without_a_network_goes_offline(
-    wandb_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listening: bool
-) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        if listening:
-            server.listen()
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
-        monkeypatch.setenv("WANDB_API_KEY", KEY)
-        monkeypatch.setattr("distill_runner.tracking.services.WANDB_INIT_SECONDS", 2.0)
-        seconds, said = fallback(wandb_home, caplog)
-    assert seconds < 20 - 6, "six seconds less than with the real time limit"
-    assert "tracking offline" in said
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if server:
+            monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+            monkeypatch.setenv("WANDB_API_KEY", KEY)
+            monkeypatch.setattr("distill_runner.tracking.trackers.WANDB_INIT_SECONDS", 2.0)
+        if server == "never answers":
+            listener.listen()
+        start = time.perf_counter()
+        with open_tracker(TrackerConfig(name="wandb"), wandb_home, "key", {}, "distill") as tracker:
+            tracker.log({"loss": 0.5}, step=1)
+        assert time.perf_counter() - start < 20
+    assert read_back(wandb_home, "key")["summary"]["loss"] == 0.5
+    assert "tracking offline" in caplog.text
+    assert server or "API key" in caplog.text
+    assert f"wandb sync {wandb_home}" in caplog.text

@@ -15,7 +15,7 @@ import pytest
 
 from distill_runner.commands.dashboard import as_json, dashboard, save
 from distill_runner.common.errors import UserError
-from distill_runner.tracking import Outcome, TrackerConfig, open_tracker, track_sweep
+from distill_runner.tracking.trackers import Outcome, TrackerConfig, open_tracker, track_sweep
 
 pytestmark = pytest.mark.slow
 

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
-from distill_runner.common.assumptions import ANY_VALUE, schema_assumptions
+from distill_runner.common.assumptions import ANY_VALUE, Assumption
 from distill_runner.common.errors import format_value
 from distill_runner.common.terminal import markdown_table
 from distill_runner.compose.folders import config_folder
@@ -39,10 +40,19 @@ Every run lists the assumptions that apply to it, with their values, in `result.
 {files}
 """
 
-
 REFERENCE = "${"
 VALUE_IN_TEXT = r"\$\{(?:recipe:)?([\w.]+)[^}]*\}"
 """Regular expression for a value that a text takes from the configuration; its group is the name of the option."""
+
+
+def schema_assumptions(schema: type[BaseModel]) -> list[tuple[str, Any, Assumption]]:
+    """Return the assumptions of a schema's own options as tuples of option, default and assumption."""
+    return [
+        (name, None if field.is_required() else field.default, assumption)
+        for name, field in schema.model_fields.items()
+        for assumption in field.metadata
+        if isinstance(assumption, Assumption)
+    ]
 
 
 def parts() -> Iterator[tuple[str, type[BaseModel]]]:

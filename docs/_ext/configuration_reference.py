@@ -20,7 +20,7 @@ from distill_runner.models.config import ModelConfig, ZeroShot
 from distill_runner.pipeline.config import PredictionSource, StageConfig, StoreConfig
 from distill_runner.sweeping.points import SweepConfig
 from distill_runner.tasks import TASK_TYPES
-from distill_runner.tracking import TrackerConfig
+from distill_runner.tracking.trackers import TrackerConfig
 from distill_runner.training.config import Optim, Runtime
 
 SCHEMAS: dict[str, type[BaseModel]] = {

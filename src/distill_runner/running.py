@@ -16,12 +16,11 @@ import numpy as np
 import torch
 import yaml
 
-from distill_runner.commands.track import SENT, record_sent, run_settings, send, send_result, tracker_config, was_sent
-from distill_runner.common.account import AccountLine, account_entries
+from distill_runner.commands.track import SENT, record_sent, run_settings, send, send_result, was_sent
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.library_switches import computation_mode, limit_threads, quiet_transformers
 from distill_runner.common.process import num_launched
-from distill_runner.common.terminal import Stages, Undefined
+from distill_runner.common.terminal import AccountLine, Stages, Undefined
 from distill_runner.compose.run_config import RunConfig, assumptions_of_files, paper_comparison
 from distill_runner.datasets.batches import Batch
 from distill_runner.pipeline.account import account_of_run, log_account
@@ -44,7 +43,7 @@ from distill_runner.report.result import (
 )
 from distill_runner.report.scores import TEACHER, scores_of_teacher
 from distill_runner.tasks.splits import OPTIONAL
-from distill_runner.tracking import Tracker, TrackerConfig, open_tracker
+from distill_runner.tracking.trackers import Tracker, TrackerConfig, open_tracker
 from distill_runner.training.devices import available_cpus, memory_errors
 from distill_runner.training.history import Log
 from distill_runner.training.train import PREDICTIONS
@@ -237,8 +236,8 @@ class _Run:
 
     @property
     def _tracker_config(self) -> TrackerConfig:
-        names = {"method": self.config.method, "teacher": self.config.teacher.name}
-        return tracker_config(self.config.tracker, {**self.description, **names})
+        names = self.description["task"], self.config.method, self.config.teacher.name
+        return self.config.tracker.with_tags(*names)
 
     def _report(self, is_new: bool = True) -> dict[str, Any]:
         """Write ``result.json``, put the student and its model card into ``model/``, and print the result.
@@ -260,7 +259,10 @@ class _Run:
         result["assumptions"] = [*self._assumptions_of_files(), *result["assumptions"]]
         account, scores = self._account(is_new), [*self._score_lines(artifact)]
         log_account(scores if is_new else [*account, *scores])
-        result["account"] = account_entries([*account, *scores])
+        result["account"] = [
+            {"topic": line.topic, "text": line.text, "warnings": list(line.warnings), **line.details}
+            for line in (*account, *scores)
+        ]
         write_card(folder / "model", result)
         self._save_outputs(artifact)
         write_json(folder / RESULT, result)

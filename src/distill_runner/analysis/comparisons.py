@@ -28,30 +28,23 @@ SEED = 0
 TEACHER = "teacher"
 BLUE, RED, GREEN, *OTHERS = COLORS
 """Colors as in ALP-KD's figures: the teacher green, the first student blue, the second red."""
-CORRECTNESS = ("right", "wrong")
 
 
-def agreement(teacher: np.ndarray, student: np.ndarray) -> dict[str, int]:
-    """Count the examples that teacher and student get right or wrong, for each combination (Table 3).
+def agreement(teacher: np.ndarray, student: np.ndarray) -> list[int]:
+    """Count the examples that both get right, only the teacher, only the student, and neither (Table 3).
 
     Args:
         teacher, student: (N,) booleans, whether the model is correct.
     """
-    return {
-        f"teacher_{one}_student_{other}": int((first & second).sum())
-        for one, first in zip(CORRECTNESS, (teacher, ~teacher), strict=True)
-        for other, second in zip(CORRECTNESS, (student, ~student), strict=True)
-    }
+    return [int((one & other).sum()) for one in (teacher, ~teacher) for other in (student, ~student)]
 
 
-def agreement_table(counts: Mapping[str, Mapping[str, int]]) -> str:
+def agreement_table(counts: Mapping[str, Sequence[int]]) -> str:
     """Return Table 3 as Markdown: one row per student, columns by whether the teacher is right."""
-    pairs = [(one, other) for one in CORRECTNESS for other in CORRECTNESS]
-    rows = {name: [count[f"teacher_{one}_student_{other}"] for one, other in pairs] for name, count in counts.items()}
-    first = next(iter(rows.values()))
+    first = next(iter(counts.values()))
     right, wrong = first[0] + first[1], first[2] + first[3]
     header = ["student", f"teacher right ({right:,}): right", "wrong", f"teacher wrong ({wrong:,}): right", "wrong"]
-    return markdown_table(header, [[name, *(f"{number:,}" for number in row)] for name, row in rows.items()])
+    return markdown_table(header, [[name, *(f"{number:,}" for number in row)] for name, row in counts.items()])
 
 
 def disputed(teacher: ExamplePredictions, students: Sequence[ExamplePredictions]) -> np.ndarray:
@@ -147,15 +140,8 @@ def draw_histories(runs: Mapping[str, Sequence[ScoreHistory]]) -> "Figure":
                 point = (epoch, means[epoch - 1])
                 axes.plot(*point, "o", markersize=4, color=colors[name])
                 height = 5 + 10 * marks[point]  # stacks the labels where lines meet
-                axes.annotate(
-                    f"L{layer}",
-                    point,
-                    xytext=(0, height),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=8,
-                    color=colors[name],
-                )
+                font: dict[str, Any] = {"ha": "center", "fontsize": 8, "color": colors[name]}
+                axes.annotate(f"L{layer}", point, xytext=(0, height), textcoords="offset points", **font)
                 marks[point] += 1
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.margins(y=0.12)
@@ -258,8 +244,8 @@ def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.nda
     from matplotlib.patches import Rectangle
 
     hatched: dict[str, Any] = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
-    layers = list(next(iter(weights.values())))
-    first = next(iter(weights.values()))[layers[0]]
+    layers = next(iter(weights.values()))
+    first = next(iter(layers.values()))
     height, width = 1.0 + 0.22 * len(first), 0.8 + 0.22 * first.shape[1]
     highest = max(float(np.nanmax(alpha)) for run in weights.values() for alpha in run.values())
     with style():
@@ -268,7 +254,7 @@ def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.nda
         grid = figure.subplots(len(layers), len(weights), squeeze=False)
         for column, (name, run) in zip(grid.T, weights.items(), strict=True):
             for panel, (layer, alpha) in zip(column, run.items(), strict=True):
-                # Hatched where alpha is NaN.
+                # Seen where alpha is NaN.
                 panel.add_patch(Rectangle((0, 0), 1, 1, transform=panel.transAxes, zorder=-1, **hatched))
                 panel.imshow(alpha, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
                 panel.set_xticks(range(alpha.shape[1]), [str(k) for k in range(1, alpha.shape[1] + 1)], fontsize=7)

@@ -14,9 +14,6 @@ from distill_runner.compose.run_config import typed_run
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from torch import Tensor
-
-    from distill_runner.methods.hidden_states import HiddenStateLoss
     from distill_runner.models.families import Projection
     from distill_runner.models.features import FeatureRequest, Features
     from distill_runner.pipeline.build import Pipeline
@@ -45,7 +42,6 @@ class FinishedRun:
         Raises:
             UserError: the folder holds no run, or the artifacts of student or teacher are not in the store.
         """
-        from distill_runner.pipeline import status
         from distill_runner.pipeline.build import Pipeline
         from distill_runner.pipeline.planning import needed_specs
         from distill_runner.pipeline.resolving import resolve
@@ -64,10 +60,7 @@ class FinishedRun:
             pipeline.store.protect(*needed_specs(stage))
         for required in (stage, stage.teacher):
             if required is not None and not pipeline.store.has(required.spec):
-                problem = f"its stage {required.name} is not in the store {run.store.dir}"
-                old_key = (status.read_run(folder) or {}).get("key")
-                if required is stage and old_key is not None and old_key != stage.key:
-                    problem = "its data, its teacher's files or this package have changed since it ran"
+                problem = f"its stage {required.name} is not in {run.store.dir}, or what it was made from has changed"
                 raise UserError("run", folder, problem, "Repeat the run, from the folder that it was started in.")
         return cls(folder, f"{label(describe_run(run))}, {quantity(stage.shape.num_layers, 'layer')}", stage, pipeline)
 
@@ -137,15 +130,12 @@ class FinishedRun:
 
     def states(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
         """Return the [CLS] outputs (n, H) by layer for n examples, in the order of ``examples``."""
-        return {layer: cls.numpy() for layer, cls in self._cls(stage, layers, examples).items()}
-
-    def _cls(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> "dict[int, Tensor]":
         from distill_runner.models.features import FeatureRequest
 
         batch = self._tokens_of(stage).batch(examples)
         cls = self._features(stage, batch, FeatureRequest(cls=frozenset(layers))).cls
         row = {example: number for number, example in enumerate(batch.index.tolist())}
-        return {layer: cls[layer][[row[example] for example in examples.tolist()]] for layer in layers}
+        return {layer: cls[layer][[row[example] for example in examples.tolist()]].numpy() for layer in layers}
 
     def alpha(self, layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
         """Return the weights of the n teacher layers in each student layer's target: (examples, n) by student layer.
@@ -157,33 +147,33 @@ class FinishedRun:
             UserError: the run does not attend to teacher layers, its attention has trained projections, which are not
                 kept, or it does not supervise one of ``layers``.
         """
-        term, depth = self._attention_over_layers(), self.teacher.shape.num_layers
+        import torch
+
+        from distill_runner.methods.hidden_states import Attend, HiddenStateLoss
+
+        for term in self.stage.build_method().named_terms().values():
+            if isinstance(term, HiddenStateLoss) and isinstance(term.combination, Attend):
+                combination = term.combination
+                break
+        else:
+            problem = f"{self.name} does not weight the teacher's layers"
+            raise UserError("run", self.folder, problem, "Give runs of method=alp.")
+        if combination.attention.type == "kqv":
+            problem = "its attention has trained projections, which are not kept with the student"
+            raise UserError("run", self.folder, problem, "Give runs of attention=dot.")
         for layer in layers:
             if layer not in term.layers:
-                supervised = ", ".join(map(str, term.layers))
-                remedy = f"It supervises {supervised}."
+                remedy = f"It supervises {', '.join(map(str, term.layers))}."
                 raise UserError("--layers", layer, f"{self.name} does not supervise it", remedy)
         pairs = {layer: term.layers[layer] for layer in layers}
         teacher_layers = sorted({k for entry in pairs.values() for k in entry})
-        states = self._cls(self.stage, layers, examples), self._cls(self.teacher, teacher_layers, examples)
-        term.combination(pairs, *states)
+        states = self.states(self.stage, layers, examples), self.states(self.teacher, teacher_layers, examples)
+        combination(pairs, *({k: torch.from_numpy(cls) for k, cls in layers.items()} for layers in states))
+        depth = self.teacher.shape.num_layers
         weights = {layer: np.full((len(examples), depth), np.nan) for layer in layers}
         for layer, weights_NK in weights.items():
-            weights_NK[:, np.array(pairs[layer]) - 1] = term.combination.alpha[layer][:, 0]
+            weights_NK[:, np.array(pairs[layer]) - 1] = combination.alpha[layer][:, 0]
         return weights
-
-    def _attention_over_layers(self) -> "HiddenStateLoss":
-        from distill_runner.methods.hidden_states import Attend, HiddenStateLoss
-
-        terms = [term for term in self.stage.build_method().named_terms().values() if isinstance(term, HiddenStateLoss)]
-        for term in terms:
-            if isinstance(term.combination, Attend):
-                if term.combination.attention.type == "kqv":
-                    problem = "its attention has trained projections, which are not kept with the student"
-                    raise UserError("run", self.folder, problem, "Give runs of attention=dot.")
-                return term
-        problem = f"{self.name} does not weight the teacher's layers"
-        raise UserError("run", self.folder, problem, "Give runs of method=alp.")
 
     @property
     def layer_pairs(self) -> dict[int, int]:

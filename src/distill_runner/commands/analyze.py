@@ -3,11 +3,11 @@
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from distill_runner.analysis.finished_run import FinishedRun
 from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.library_switches import quiet_transformers
 from distill_runner.report.figures import save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def agreement(runs: Sequence[FinishedRun], options: Namespace) -> None:
@@ -37,12 +40,12 @@ def samples(runs: Sequence[FinishedRun], options: Namespace) -> None:
     print(comparisons.samples_table(first.texts(examples), [*map(teacher.label_text, examples)], answers, examples))
 
 
-def history(runs: Sequence[FinishedRun], options: Namespace) -> None:
+def history(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
     histories = {
         name: [comparisons.ScoreHistory.read(run.folder) for run in seeds]
         for name, seeds in _seeds_by_name(runs).items()
     }
-    _save_figure(comparisons.draw_histories(histories), options.out or Path("history.png"))
+    return comparisons.draw_histories(histories)
 
 
 def _seeds_by_name(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
@@ -60,11 +63,16 @@ def _seeds_by_name(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     }
 
 
-def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
+def attention(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
     from distill_runner.methods.layer_mapping import LayerMapping, one_to_one
 
-    first = _require_same_attention(runs)
+    first = _require_same_teacher(runs)
     shape, teacher_shape = first.stage.shape, first.teacher.shape
+    for run in runs:
+        if (heads := run.stage.shape.num_heads) != teacher_shape.num_heads:
+            problem = f"its student has {heads} attention heads, the teacher {teacher_shape.num_heads}"
+            raise UserError("run", run.folder, problem)
+    _require_equal_depth(runs)
     limits = (("--example", options.example, len(first.tokens)), ("--head", options.head, shape.num_heads))
     for key, value, count in limits:
         if not 0 <= value < count:
@@ -87,21 +95,20 @@ def attention(runs: Sequence[FinishedRun], options: Namespace) -> None:
     print(comparisons.number_table(["KL by head", *map(str, range(shape.num_heads))], by_head))
     for name, total in totals.items():
         print(f"{name}: KL {total:.3f}, summed over the matching layers")
-    figure = comparisons.draw_attention(words, teacher, students, layer_pairs, options.head)
-    _save_figure(figure, options.out or Path("attention.png"))
+    return comparisons.draw_attention(words, teacher, students, layer_pairs, options.head)
 
 
-def alpha(runs: Sequence[FinishedRun], options: Namespace) -> None:
+def alpha(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
     examples = _draw_examples(_require_same_teacher(runs), options.samples, 10)
     layers = options.layers or [1]
     weights = {run.name: run.alpha(layers, examples) for run in runs}
     means = {f"{name}, layer {j}": alpha.mean(0) for name, run in weights.items() for j, alpha in run.items()}
     depth = len(next(iter(means.values())))
     print(comparisons.number_table(["mean weight of teacher layer", *map(str, range(1, depth + 1))], means))
-    _save_figure(comparisons.draw_alpha(weights, examples), options.out or Path("alpha.png"))
+    return comparisons.draw_alpha(weights, examples)
 
 
-def states(runs: Sequence[FinishedRun], options: Namespace) -> None:
+def states(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
     first = _require_same_teacher(runs)
     layer_pairs = _layer_pairs(runs, options.layers)
     examples = _draw_examples(first, options.samples, 100)
@@ -113,7 +120,7 @@ def states(runs: Sequence[FinishedRun], options: Namespace) -> None:
     }
     columns = (f"layer {j} against teacher layer {k}" for j, k in layer_pairs.items())
     print(comparisons.number_table(["mean cosine distance", *columns], means))
-    _save_figure(comparisons.draw_states(layer_pairs, teacher, students), options.out or Path("states.png"))
+    return comparisons.draw_states(layer_pairs, teacher, students)
 
 
 def _layer_pairs(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> dict[int, int]:
@@ -128,11 +135,10 @@ def _layer_pairs(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> d
 
     first, teacher = runs[0], runs[0].teacher.shape
     depth = first.stage.shape.num_layers
+    _require_equal_depth(runs)
     for run in runs:
-        shape = run.stage.shape
-        _require_depth(run, first)
-        if shape.width != teacher.width:
-            problem = f"its states have {shape.width} features, the teacher's {teacher.width}"
+        if (width := run.stage.shape.width) != teacher.width:
+            problem = f"its states have {width} features, the teacher's {teacher.width}"
             raise UserError("run", run.folder, problem, "Only states of equal width have a distance.")
     layer_pairs = next((run.layer_pairs for run in runs if run.layer_pairs), None)
     if layer_pairs is None:
@@ -157,21 +163,13 @@ def _require_same_teacher(runs: Sequence[FinishedRun]) -> FinishedRun:
     return first
 
 
-def _require_same_attention(runs: Sequence[FinishedRun]) -> FinishedRun:
-    first = _require_same_teacher(runs)
+def _require_equal_depth(runs: Sequence[FinishedRun]) -> None:
+    first = runs[0]
     for run in runs:
-        heads, teacher_heads = run.stage.shape.num_heads, first.teacher.shape.num_heads
-        if heads != teacher_heads:
-            raise UserError("run", run.folder, f"its student has {heads} attention heads, the teacher {teacher_heads}")
-        _require_depth(run, first)
-    return first
-
-
-def _require_depth(run: FinishedRun, first: FinishedRun) -> None:
-    depth, first_depth = run.stage.shape.num_layers, first.stage.shape.num_layers
-    if depth != first_depth:
-        problem = f"its student has {quantity(depth, 'layer')}, that of {first.folder} has {first_depth}"
-        raise UserError("run", run.folder, problem, "Compare students of equal depth.")
+        depth, first_depth = run.stage.shape.num_layers, first.stage.shape.num_layers
+        if depth != first_depth:
+            problem = f"its student has {quantity(depth, 'layer')}, that of {first.folder} has {first_depth}"
+            raise UserError("run", run.folder, problem, "Compare students of equal depth.")
 
 
 def _draw_examples(run: FinishedRun, count: int | None, default: int) -> np.ndarray:
@@ -181,47 +179,19 @@ def _draw_examples(run: FinishedRun, count: int | None, default: int) -> np.ndar
     return examples
 
 
-def _save_figure(figure: Any, file: Path) -> None:
-    save(figure, file)
-    print(file)
-
-
-def _read_runs(folders: Sequence[Path], stack: ExitStack) -> list[FinishedRun]:
-    """Return the finished runs in ``folders``, one of each student; print the folders that are left out.
-
-    Args:
-        stack: as long as it is open, their artifacts cannot be deleted.
-    Raises:
-        UserError: no folder has a finished run.
-    """
-    runs, errors = dict[str, FinishedRun](), list[UserError]()
-    for folder in folders:
-        try:
-            run = FinishedRun.read(folder, stack)
-        except UserError as error:
-            errors.append(error)
-            continue
-        first = runs.setdefault(run.stage.key, run)
-        if first is not run:
-            errors.append(UserError("run", folder, f"holds the same student as {first.folder}"))
-    if not runs:
-        raise errors[0]
-    for refusal in errors:
-        print(f"left out: {refusal}", file=sys.stderr)
-    return [*runs.values()]
-
-
 def _with_unique_names(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     """Return the runs, with the folder's name appended to names that several runs share."""
     counts = Counter(run.name for run in runs)
     return [replace(run, name=f"{run.name}, {run.folder.name}") if counts[run.name] > 1 else run for run in runs]
 
 
-ANALYSES = {function.__name__: function for function in (agreement, samples, history, attention, alpha, states)}
+ANALYSES: dict[str, Callable[[Sequence[FinishedRun], Namespace], Any]] = {
+    function.__name__: function for function in (agreement, samples, history, attention, alpha, states)
+}
 
 
 def analyze(options: Namespace) -> None:
-    """Print and draw what the options ask for.
+    """Print and draw what the options ask for, of one run of each student; print the folders that are left out.
 
     Raises:
         UserError: there are no finished runs, or the runs cannot be compared in this way.
@@ -229,5 +199,23 @@ def analyze(options: Namespace) -> None:
     if options.samples is not None and options.samples < 1:
         raise UserError("--samples", options.samples, "must be at least 1")
     quiet_transformers()
-    with ExitStack() as stack:
-        ANALYSES[options.what](_with_unique_names(_read_runs(options.runs, stack)), options)
+    with ExitStack() as stack:  # as long as it is open, the artifacts of the runs cannot be deleted
+        runs, errors = dict[str, FinishedRun](), list[UserError]()
+        for folder in options.runs:
+            try:
+                run = FinishedRun.read(folder, stack)
+            except UserError as error:
+                errors.append(error)
+                continue
+            first = runs.setdefault(run.stage.key, run)
+            if first is not run:
+                errors.append(UserError("run", folder, f"holds the same student as {first.folder}"))
+        if not runs:
+            raise errors[0]
+        for refusal in errors:
+            print(f"left out: {refusal}", file=sys.stderr)
+        figure = ANALYSES[options.what](_with_unique_names([*runs.values()]), options)
+    if figure is not None:
+        file = options.out or Path(f"{options.what}.png")
+        save(figure, file)
+        print(file)

@@ -4,9 +4,8 @@ A run that is repeated with a tracker is sent in the same way, unless it was sen
 """
 
 import json
-import logging
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import yaml
 
 from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, label, pictures_of, read_result, without_specs
-from distill_runner.tracking import Outcome, Tracker, TrackerConfig, flatten, open_tracker
-
-log = logging.getLogger(__name__)
+from distill_runner.tracking.trackers import Outcome, Tracker, TrackerConfig, flatten, open_tracker
 
 SENT = "tracked.json"
 """File in a run's folder with the trackers that the run was sent to: their names and projects."""
@@ -39,7 +36,7 @@ def track(options: Namespace) -> None:
         recorded = settings.get("tracker") or {}
         fields = recorded if recorded.get("name") == options.tracker else {"name": options.tracker}
         changes = {key: getattr(options, key) for key in ("project", "entity", "group") if getattr(options, key)}
-        config = tracker_config(TrackerConfig(**fields | changes), result)
+        config = TrackerConfig(**fields | changes).with_tags(result["task"], result["method"], result["teacher"])
         if not send(config, folder, result, settings):
             problem = f"did not take all of {folder}: see the warnings"
             raise UserError("--tracker", config.name, problem, "The same command sends the run again.")
@@ -54,8 +51,10 @@ def send(config: TrackerConfig, folder: Path, result: Result, settings: Mapping[
         settings: the resolved configuration of the run.
     """
     with open_tracker(config, folder, result["key"], run_settings(settings, result), "distill", False) as tracker:
-        for values, step, epoch in _points(folder):
-            tracker.log(values, step=step, epoch=epoch)
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            values = json.loads(line)
+            step, epoch = values.pop("step"), values.pop("epoch", None)
+            tracker.log({key: value for key, value in values.items() if value is not None}, step=step, epoch=epoch)
         send_result(tracker, folder, result)
     if not tracker.failed:
         record_sent(config, folder)
@@ -78,11 +77,6 @@ def send_result(tracker: Tracker, folder: Path, result: Result) -> None:
     tracker.record(Outcome(entries, tables, pictures=pictures, model=folder / "model"))
 
 
-def tracker_config(config: TrackerConfig, names: Mapping[str, Any]) -> TrackerConfig:
-    """Return the configuration with the tags of a run: its task, method and teacher."""
-    return config.with_tags(names["task"], names["method"], names["teacher"])
-
-
 def run_settings(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a tracker shows as the configuration of a run: the settings that it reads, and its table cell.
 
@@ -97,34 +91,16 @@ def run_settings(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[
 
 def was_sent(config: TrackerConfig, folder: Path) -> bool:
     """Return whether a run was sent to this tracker and project."""
-    return _entry(config) in _sent(folder)
+    return [config.name, config.project, config.entity] in _sent(folder)
 
 
 def record_sent(config: TrackerConfig, folder: Path) -> None:
     """Record that a run was sent."""
     if config.name != "none" and not was_sent(config, folder):
-        (folder / SENT).write_text(json.dumps([*_sent(folder), _entry(config)]) + "\n", encoding="utf-8")
+        sent = [*_sent(folder), [config.name, config.project, config.entity]]
+        (folder / SENT).write_text(json.dumps(sent) + "\n", encoding="utf-8")
 
 
 def _sent(folder: Path) -> list[Any]:
-    try:
-        entries = json.loads((folder / SENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return entries if isinstance(entries, list) else []
-
-
-def _entry(config: TrackerConfig) -> list[str]:
-    return [config.name, config.project, *([config.entity] if config.entity else [])]
-
-
-def _points(folder: Path) -> Iterator[tuple[dict[str, Any], int, float | None]]:
-    """Yield the metrics of a run with step and epoch, as they were written."""
-    try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        values = json.loads(line)
-        step, epoch = values.pop("step"), values.pop("epoch", None)
-        yield {key: value for key, value in values.items() if value is not None}, step, epoch
+    file = folder / SENT
+    return list(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else []

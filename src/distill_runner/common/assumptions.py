@@ -51,8 +51,13 @@ class AppliedAssumption:
     assumption: Assumption
 
 
-def applied_assumptions(part: BaseModel, path: tuple[str, ...] = ()) -> Iterator[AppliedAssumption]:
+def applied_assumptions(part: Any, path: tuple[str, ...] = ()) -> Iterator[AppliedAssumption]:
     """Yield the assumptions that apply to a typed part of a configuration and to the parts nested in it."""
+    if isinstance(part, Mapping):
+        for name, value in part.items():
+            yield from applied_assumptions(value, (*path, str(name)))
+    if not isinstance(part, BaseModel):
+        return
     for key, arguments in getattr(part, "assumptions", {}).items():
         assumption = Assumption(**arguments)
         for value in values_at(part, key.partition(".")[2]):
@@ -64,15 +69,7 @@ def applied_assumptions(part: BaseModel, path: tuple[str, ...] = ()) -> Iterator
             if isinstance(assumption, Assumption) and assumption.applies_to(value):
                 key = ".".join(word for word in option_path if word not in STRUCTURE)
                 yield AppliedAssumption(key, value, assumption)
-        yield from _nested_assumptions(value, option_path)
-
-
-def _nested_assumptions(value: Any, path: tuple[str, ...]) -> Iterator[AppliedAssumption]:
-    if isinstance(value, BaseModel):
-        yield from applied_assumptions(value, path)
-    elif isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _nested_assumptions(part, (*path, str(name)))
+        yield from applied_assumptions(value, option_path)
 
 
 def values_at(node: Any, key: str) -> list[Any]:
@@ -83,13 +80,3 @@ def values_at(node: Any, key: str) -> list[Any]:
         except (KeyError, AttributeError):
             return []
     return [node]
-
-
-def schema_assumptions(schema: type[BaseModel]) -> list[tuple[str, Any, Assumption]]:
-    """Return the assumptions of a schema's own options as tuples of option, default and assumption."""
-    return [
-        (name, None if field.is_required() else field.default, assumption)
-        for name, field in schema.model_fields.items()
-        for assumption in field.metadata
-        if isinstance(assumption, Assumption)
-    ]

@@ -1,17 +1,20 @@
-"""Files: checksums, copies, atomic replacement, and exhausted resources.
+"""Files: checksums, copies, atomic replacement, exhausted resources, and texts without paths of this machine.
 
-Full disks and too many open files are not the user's mistake, and lose no work.
+Full disks and too many open files are not the user's mistake, and lose no work. Model cards and tracked values leave
+this machine, without its folders, its user and its tokens.
 """
 
 import errno
 import hashlib
 import os
+import re
 import resource
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from distill_runner.common.errors import Unavailable, causes
 
@@ -27,6 +30,12 @@ DISK_FULL_MESSAGES = (
 """Messages for a full disk from libraries that do not pass on the error number; the last two are from torch."""
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 TOO_MANY_FILES_MESSAGES = ("Too many open files", "os error 24")
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN")
+"""Environment variables that hold secrets."""
+SHORTEST_SECRET = 8
+"""Characters of the shortest secret; a shorter value may be a word."""
+PATH = re.compile(r"(?<![\w:./~])(?:file://)?(?:~\w*|\.{1,2})?/(?:[^\s'\",;\]/]+/)*([^\s'\",;\]/]+)")
+"""A path on this machine; the group is the last name of the path."""
 REMEDY = "Nothing is lost: free some space (distill-run store), then repeat the command to resume."
 
 
@@ -124,3 +133,32 @@ def require_disk_space(folder: Path, num_bytes: int, content: str) -> None:
     if num_bytes > (free := shutil.disk_usage(folder).free):
         problem = f"{content} need {num_bytes / 1e9:.2f} GB, but only {free / 1e9:.2f} GB of the disk are free"
         raise Unavailable("store.dir", folder, problem, REMEDY)
+
+
+def without_paths(text: str) -> str:
+    """Return the text with each path shortened to its last name, since folders of this machine mean nothing to others.
+
+    The home folder becomes ``~``, and secrets become ``***``.
+    """
+    for name in SECRETS:
+        if len(token := os.environ.get(name, "")) >= SHORTEST_SECRET:
+            text = text.replace(token, "***")
+    home = os.path.expanduser("~")
+    if len(home) > 1:
+        text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
+    return PATH.sub(r"\1", text)
+
+
+def shareable(value: Any) -> Any:
+    """Return a value, or a nested one, with ``without_paths`` applied to every text and to every key in it."""
+    if isinstance(value, Mapping):
+        return {shareable(key): shareable(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [shareable(part) for part in value]
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str):
+        if os.path.isabs(value) and "\n" not in value and value != os.path.expanduser("~"):
+            return without_paths(os.path.basename(value.rstrip("/")))  # also if it has blanks
+        return without_paths(value)
+    return value

@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,26 @@ def _bars() -> Any:
         progress.TextColumn("[cyan]{task.fields[terms]}", table_column=Column(no_wrap=True, ratio=3)),
     )
     return progress.Progress(*columns, console=Console(stderr=True), expand=True)
+
+
+@dataclass(frozen=True)
+class AccountLine:
+    """One line of the account of what a run reads: its data, its weights, and whatever else a part of it takes in.
+
+    Attributes:
+        topic: what was read: ``data``, ``lengths``, ``weights``.
+        text: what was taken of it, left out, or not understood.
+        warnings: what would surprise the user, a sentence each.
+        details: the same in numbers, for ``result.json``.
+    """
+
+    topic: str
+    text: str
+    warnings: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.topic:8} {self.text}"
 
 
 class Undefined(float):

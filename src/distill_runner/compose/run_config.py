@@ -14,7 +14,7 @@ from distill_runner.common.schema import Schema, validate_config
 from distill_runner.compose.folders import config_dir_option
 from distill_runner.compose.resolvers import TEMPLATE, complete_stages
 from distill_runner.pipeline.config import StageConfig, StoreConfig, TeacherConfig
-from distill_runner.tracking import TrackerConfig
+from distill_runner.tracking.trackers import TrackerConfig
 from distill_runner.training.config import Runtime
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from distill_runner.common.account import AccountLine
 from distill_runner.common.errors import UserError
+from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.dataset import is_text_encoding
 from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
 from distill_runner.datasets.readers.table import recorded_tables

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from distill_runner.common.account import AccountLine
 from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables

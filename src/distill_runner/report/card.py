@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from distill_runner.common.errors import quantity
+from distill_runner.common.files import without_paths
 from distill_runner.common.hub import is_hub_id
-from distill_runner.common.sharing import without_paths
 from distill_runner.common.terminal import markdown_table
 from distill_runner.datasets.evaluate_metrics import hub_name
 from distill_runner.report.collect import Result, label

@@ -20,7 +20,7 @@ from distill_runner.report.figures import write_pictures
 from distill_runner.report.formats import write_report
 from distill_runner.sweeping.halving import by_cell, halve, halving_report, require_epochs
 from distill_runner.sweeping.points import Grid, GridPoint
-from distill_runner.tracking import track_sweep
+from distill_runner.tracking.trackers import track_sweep
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill_runner.common.account import AccountLine
 from distill_runner.common.errors import UserError, format_list, quantity
+from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.readers.tables import SplitTable, read_table

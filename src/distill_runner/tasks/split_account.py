@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.account import AccountLine
 from distill_runner.common.errors import quantity
+from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.table import FileRecord, TableRecord
 from distill_runner.tasks.columns import percent
 

@@ -3,18 +3,3 @@
 A tracker only observes. If it fails during training (no network, a full disk), the failure is logged once and
 training continues. Only a tracker that cannot be opened at all raises an error, before any work is done.
 """
-
-from distill_runner.tracking.services import OPTIONAL, open_tracker, track_sweep
-from distill_runner.tracking.tracker import MetricsFile, Outcome, Tracker, TrackerConfig, Values, flatten
-
-__all__ = [
-    "OPTIONAL",
-    "MetricsFile",
-    "Outcome",
-    "Tracker",
-    "TrackerConfig",
-    "Values",
-    "flatten",
-    "open_tracker",
-    "track_sweep",
-]

@@ -1,4 +1,7 @@
-"""The trackers W&B, TensorBoard, Trackio and MLflow; opening those of a run or a sweep, whose faults never end it."""
+"""Trackers: interface and configuration, the file of every run, W&B, TensorBoard, Trackio and MLflow.
+
+The faults of a tracker never end a run or a sweep.
+"""
 
 import json
 import logging
@@ -8,53 +11,189 @@ import re
 import shlex
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
-from distill_runner.common.errors import TrainingPaused, UserError, first_line
+from pydantic import field_validator
+
+from distill_runner.common.errors import TrainingPaused, UserError, first_line, suggestion
+from distill_runner.common.files import shareable, without_paths
 from distill_runner.common.library_switches import disable_mlflow_telemetry, quiet_wandb_telemetry
 from distill_runner.common.plugins import entry_point, load_class
 from distill_runner.common.process import suppressed_output
-from distill_runner.common.sharing import shareable, without_paths
+from distill_runner.common.schema import Schema
 from distill_runner.common.terminal import markdown_table
-from distill_runner.tracking.tracker import (
-    ENTRY_POINTS,
-    MetricsFile,
-    Outcome,
-    Tracker,
-    TrackerConfig,
-    Values,
-    columns,
-    flatten,
-    headline,
-    point,
-)
 
 log = logging.getLogger(__name__)
 
-WANDB_ANSWER_SECONDS = 4.0
-"""Time limit for a response of W&B's server before the run starts; without one the run is offline."""
+Values = Mapping[str, Any]
+"""Name -> number, string or None. The tracker that ``open_tracker`` yields also accepts scalar arrays and tensors."""
+TRACKERS = ("none", "wandb", "tensorboard", "trackio", "mlflow")
+ENTRY_POINTS = "distill_runner.trackers"
+"""Group of entry points by which an installed package registers a subclass of ``Tracker`` under a name."""
 WANDB_INIT_SECONDS = 6.0
-"""Time limit to start the run on a server that has responded. W&B's own limit is 90 s, and then the job dies."""
+"""Time limit to start the run; then it is offline. W&B's own limit is 90 s, and then the job dies."""
 WANDB_FINISH_SECONDS = 8.0
 """Time limit for the last upload. W&B waits forever if the network is lost; data not uploaded stays on disk."""
-WANDB_KEY_LENGTH = 40
 MLFLOW_KEY = "distill_run.key"
 """MLflow's tag by which a run is found again."""
 MLFLOW_PARAMS, MLFLOW_TEXT = 100, 500
 """Parameters that MLflow takes at once, and characters of one that every version stores."""
 HPARAMS = ("task", "method", "teacher", "seed")
 """Values besides the settings that TensorBoard's page HPARAMS shows of a run."""
+HEADLINE = re.compile(
+    r"count(/\w+)?|status|task|method|mapping|attention|teacher|seed|metric|score|teacher_score|test/score|key"
+    r"|published/value|best_epoch|epochs|seconds|examples_per_second|num_params"
+    r"|settings/(optim/lr|[^/]+/weight|[^/]+/temperature)"
+)
+"""Names of the values of a result that a tracker shows for a run; all others are in its table ``results``."""
 
 
-def _imported(module: str, package: str) -> Any:
+# Interface
+
+
+class TrackerConfig(Schema):
+    """Configuration of the tracker (``conf/tracker``). TensorBoard reads none of its fields except ``name``.
+
+    Args:
+        name: tracker that a run uses in addition to ``metrics.jsonl``: ``none``, ``wandb``, ``tensorboard``,
+            ``trackio``, ``mlflow``, or one that an installed package has registered as a plugin.
+        project: W&B or Trackio project, or MLflow experiment, that the run belongs to.
+        entity: W&B user or team that owns the project; null takes the account's default.
+        group: name of a group of runs, such as the points of a sweep.
+        tags: additional tags. Every run is also tagged with its task, method and teacher.
+        title: displayed name of the run; by default the name of its folder.
+        mode: whether to upload to W&B; ``offline`` writes to disk only. null uses WANDB_MODE. If that is not set
+            either, the run is online if there are an API key and a network.
+        console: also send the console output of the run.
+        model: upload the finished student as a W&B artifact.
+    """
+
+    name: str = "none"
+    project: str = "distill-run"
+    entity: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    title: str | None = None
+    mode: Literal["online", "offline"] | None = None
+    console: bool = False
+    model: bool = False
+
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        if name not in TRACKERS and entry_point(ENTRY_POINTS, name) is None:
+            problem = f"there is no such tracker, and no installed package registers one as {ENTRY_POINTS}"
+            raise UserError("tracker.name", name, problem, suggestion(name, TRACKERS))
+        return name
+
+    def with_tags(self, *names: str | None) -> "TrackerConfig":
+        """Return a copy with ``names`` as further tags, cut to the 64 characters that W&B allows; None is skipped."""
+        new_tags = [name[:64] for name in names if name]
+        return self.model_copy(update={"tags": tuple(dict.fromkeys([*self.tags, *new_tags]))})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known at the end of a run or a sweep.
+
+    Attributes:
+        summary: values of the whole run, such as scores, sizes and seconds.
+        tables: rows by name; their columns are the union of the keys of all rows, and missing cells are empty.
+        texts: texts that are shown in a monospaced font, such as a table made for the terminal.
+        pictures: PNG files.
+        model: folder of the finished student, in the Hugging Face layout.
+    """
+
+    summary: Values = field(default_factory=dict)
+    tables: Mapping[str, Sequence[Values]] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, Path] = field(default_factory=dict)
+    model: Path | None = None
+
+
+class Tracker:
+    """Destination of the metrics and the outcome of one run; what a subclass leaves out is not recorded.
+
+    It is opened by its constructor: ``Tracker(config, folder, run_id, settings, job_type)``, see ``open_tracker``.
+    """
+
+    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
+        """Add one point to every curve in ``values``; ``step`` counts optimizer steps and may restart or go back."""
+
+    def record(self, outcome: Outcome) -> None:
+        """Record what is known at the end."""
+
+    def finish(self, exit_code: int) -> None:
+        """Write the remaining data and close the tracker. ``exit_code`` is 0, or 1 after an exception."""
+
+
+class MetricsFile(Tracker):
+    """Tracker that appends to ``metrics.jsonl``, one JSON object per line; non-finite numbers become null.
+
+    The file is unbuffered, so every line is written at once. Incomplete lines are removed: after a failed write on a
+    full disk, and on opening the file after a process was killed. The outcome has files of its own in the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "metrics.jsonl"
+        self.file = path.open("ab", buffering=0)
+        lines = path.read_bytes().rpartition(b"\n")[0]
+        self.file.truncate(len(lines) + 1 if lines else 0)
+
+    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
+        line = point(values, step, epoch)
+        line |= {key: None for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)}
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        num_bytes = self.file.write(data)
+        if num_bytes != len(data):
+            self.file.truncate(self.file.tell() - (num_bytes or 0))
+            raise OSError(f"{self.file.name}: the disk is full")
+
+    def finish(self, exit_code: int) -> None:
+        self.file.close()
+
+
+def flatten(values: Values) -> dict[str, Any]:
+    """Flatten nested values: names are joined by slashes as in curves (``loss/kd``), lists by "; ", None is left out.
+
+    Dots in names also become slashes, because W&B reads a name with a dot as a path.
+    """
+    result: dict[str, Any] = {}
+    for name, value in ((name.replace(".", "/"), value) for name, value in values.items()):
+        if isinstance(value, Mapping):
+            result |= {f"{name}/{inner}": part for inner, part in flatten(value).items()}
+        elif isinstance(value, list | tuple):
+            result[name] = "; ".join(map(str, value))
+        elif value is not None:
+            result[name] = value
+    return result
+
+
+def point(values: Values, step: int, epoch: float | None) -> dict[str, Any]:
+    """Return ``values`` with step and epoch: one line of ``metrics.jsonl``, or one point of W&B's curves."""
+    return {"step": step} | ({} if epoch is None else {"epoch": epoch}) | dict(values)
+
+
+def headline(values: Values) -> dict[str, Any]:
+    """Return the values of a result by which runs are compared: names, scores, cost, weights and temperature."""
+    return {key: value for key, value in values.items() if HEADLINE.fullmatch(key)}
+
+
+def columns(rows: Sequence[Values]) -> list[Any]:
+    """Return the union of the keys of ``rows``, in the order of their first occurrence."""
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+# Services
+
+
+def imported(module: str, package: str) -> Any:
     """Return a module of a tracker's package.
 
     Raises:
@@ -74,7 +213,7 @@ class WandbTracker(Tracker):
     """
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
-        self.wandb = wandb = _imported("wandb", "wandb")
+        self.wandb = wandb = imported("wandb", "wandb")
         self.sends_model = config.model
         quiet_wandb_telemetry()
         id_of_agent = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
@@ -105,7 +244,7 @@ class WandbTracker(Tracker):
             )
 
         try:
-            self.run = start("offline" if self._server_is_silent(config) else config.mode)
+            self.run = start(config.mode)
         except Exception as error:
             log.warning("W&B did not start, tracking offline: %s", first_line(error))
             try:
@@ -116,22 +255,6 @@ class WandbTracker(Tracker):
         # A separate step is the x axis: W&B drops points whose built-in step goes back, as in a resumed run.
         self.run.define_metric("*", step_metric="step")
         log.info("W&B: %s", self.run.url or f"wandb sync {Path(self.run.dir).parent}")
-
-    def _server_is_silent(self, config: TrackerConfig) -> bool:
-        """Return whether the run would contact W&B's server although the server does not respond."""
-        key, key_file = os.environ.get("WANDB_API_KEY", ""), Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-        has_key = len(key) >= WANDB_KEY_LENGTH or key_file.exists()
-        if "offline" in (config.mode, os.environ.get("WANDB_MODE")) or not has_key:
-            return False  # W&B does not wait for the server in these cases
-        server = str(self.wandb.setup(self.wandb.Settings(silent=True)).settings.base_url)
-        try:
-            urlopen(server, timeout=WANDB_ANSWER_SECONDS).close()
-        except HTTPError:
-            return False  # an error response also shows that the server responds
-        except (OSError, ValueError):
-            log.warning("W&B's server has not answered in %.0f s, tracking offline (%s)", WANDB_ANSWER_SECONDS, server)
-            return True
-        return False
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         self.run.log(point(values, step, epoch))
@@ -168,7 +291,7 @@ class TensorBoardTracker(Tracker):
     """
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
-        self.writer = _imported("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder / "tensorboard"))
+        self.writer = imported("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder / "tensorboard"))
         code = json.dumps({"id": run_id, "job_type": job_type} | dict(settings), indent=1, default=str)
         self.writer.add_text("config", f"```json\n{code}\n```")
 
@@ -209,7 +332,7 @@ class TrackioTracker(Tracker):
     """
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
-        self.trackio = _imported("trackio", "trackio")
+        self.trackio = imported("trackio", "trackio")
         names = {"key": run_id, "job_type": job_type, "tags": "; ".join(config.tags)}
         with suppressed_output():  # the console belongs to the progress bar
             self.run = self.trackio.init(
@@ -252,7 +375,7 @@ class MlflowTracker(Tracker):
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
         disable_mlflow_telemetry()
-        mlflow = _imported("mlflow", "mlflow")
+        mlflow = imported("mlflow", "mlflow")
         self.client, self.sends_model = mlflow.MlflowClient(), config.model
         experiment = self.client.get_experiment_by_name(config.project)
         number = experiment.experiment_id if experiment else self.client.create_experiment(config.project)
@@ -305,7 +428,7 @@ OPTIONAL: dict[str, Callable[..., Tracker]] = {
 }
 
 
-# --- Trackers of a run and of a sweep
+# Trackers of a run and of a sweep
 
 
 class FaultTolerant(Tracker):
