@@ -190,13 +190,6 @@ def test_slices_of_text_share_it_out(
         assert len(first) == round(size * share / 100)
 
 
-def test_slices_that_text_cannot_have(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_text("one\n\ntwo")
-    part = CorpusPart(dataset=str(tmp_path), columns=["text"], train="train[~~:50%]")
-    with pytest.raises(UserError, match=r"train=train\[~~:50%\]: is a slice by class, but text has no classes"):
-        list(part.documents("train[~~:50%]"))
-
-
 def test_headings_begin_documents_and_blank_rows_are_left_out(tmp_path: Path) -> None:
     lines = [" = One = ", "", "text", " = = Part = = ", "more", " = Two = ", "end"]
     rows(tmp_path, ["number", "text"], [[str(number), line] for number, line in enumerate(lines)])

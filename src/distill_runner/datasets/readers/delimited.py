@@ -158,7 +158,7 @@ class DelimitedReader(Reader):
         if "expected after" in message:
             where = f" of a value that begins in line {first}" if first < line else ""
             return FileProblem(f"line {line} goes on after the closing quotation mark{where}", MARK_REMEDY)
-        return FileProblem(f"line {line} cannot be read: {message}", MARK_REMEDY)
+        return FileProblem(f"line {line} cannot be read: {message}", "Repair or remove this line.")
 
     def _lost_rows(self, long_rows: dict[int, list[str]], name: str) -> list[str]:
         """Search values of several lines for rows that a wrong quotation mark has swallowed.
