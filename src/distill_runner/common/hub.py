@@ -259,8 +259,7 @@ def download(commit: Commit, patterns: Sequence[str], revision: str | None = Non
     if (missing := missing_files(commit, patterns)) == []:
         return commit.folder
     connect()
-    size, started = sum(file.size for file in missing or []), time.monotonic()
-    if size >= LARGE_FILES:
+    if (size := sum(file.size for file in missing or [])) >= LARGE_FILES:
         log.info("downloading %s: %.1f MB", commit.name, size / 1e6)
     options: dict[str, Any] = {"repo_type": commit.repo_type, "revision": commit.sha, "tqdm_class": _Bar}
     try:
@@ -269,8 +268,6 @@ def download(commit: Commit, patterns: Sequence[str], revision: str | None = Non
         if commit.folder.is_dir() and is_offline(error) and listed_files(commit) is None:
             return commit.folder  # downloaded by another program, which stored no list of files
         raise hub_error(error, commit.repo_type, commit.name, revision) from error
-    if size >= LARGE_FILES:
-        log.info("downloaded %s in %.0f s", commit.name, time.monotonic() - started)
     if revision and revision != commit.sha:
         ref = cache_folder(commit.repo_type, commit.name) / "refs" / revision
         ref.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 Only the files of the configuration and the split are downloaded: one of GLUE's ten tasks, or the split of IMDB in use.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,20 +15,11 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.hub import HubError
 from distill_runner.common.library_switches import offline_datasets
 from distill_runner.datasets.readers.dataset import Dataset, is_embedded, parse_split
-from distill_runner.datasets.readers.files import (
-    file_format,
-    local_copies,
-    local_data,
-    missing_split,
-)
+from distill_runner.datasets.readers.files import file_format, local_data, missing_split
 from distill_runner.datasets.readers.table import class_names, library_errors
-
-log = logging.getLogger(__name__)
 
 CARD = "README.md"
 FILES_WITHOUT_ROWS = (CARD, ".huggingface.yaml", "dataset_infos.json", ".gitattributes")
-LARGE = 10_000_000
-"""Size in bytes above which reading takes a while and is logged."""
 
 
 def dataset_commit(data: Dataset) -> hub.Commit:
@@ -65,8 +55,6 @@ def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
         problem = f"{data.dataset} on the hub has no {data.config or 'data'} files"
         remedy = f"If it is a script: {data.key}.revision=refs/convert/parquet has its converted files."
         raise UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
-    if (size := sum((snapshot / name).stat().st_size for name in names)) > LARGE:
-        log.info("reading %s of %s: %.0f MB", split, " ".join(filter(None, (data.dataset, data.config))), size / 1e6)
     links = cache / "links" / commit.name.rpartition("/")[2]
     for name in names:
         (links / name).parent.mkdir(parents=True, exist_ok=True)
@@ -185,8 +173,6 @@ def _hub_errors(data: Dataset) -> Iterator[None]:
     try:
         yield
     except HubError as error:
-        if copies := local_copies(data):
-            error.problem = f"{copies[0]} (DISTILL_DATA_DIR) has no {files}, and {error.problem}"
         name = data.dataset.rpartition("/")[2]
         remedy = f"{data.key}.dataset=<folder with {files}>, or set DISTILL_DATA_DIR to a folder with {name}/"
         raise error.for_key(f"{data.key}.dataset", data.dataset, remedy) from error
