@@ -30,8 +30,8 @@ SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 IS_NEXT, IS_RANDOM = 0, 1
 """Labels of next sentence prediction, numbered as in BERT's own head."""
 PAIR_SEED = 0
-PORTION_CHARACTERS, PORTION_DOCUMENTS = 4_000_000, 10_000
-"""Text per tokenizer call, and the work that an interruption loses."""
+PORTION_DOCUMENTS = 1000
+"""Documents per tokenizer call, and the work that an interruption loses."""
 EXAMPLES_PER_WRITE = 1000
 ARRAYS = {"ids": np.int32, "sentences": np.int64, "documents": np.int64}
 """Arrays of tokenized documents: the attributes of ``Documents``."""
@@ -81,7 +81,8 @@ class Documents:
             if not documents.size:
                 sentences.append([0])
                 documents.append([0])
-            for portion in _portions(islice(texts, documents.size - 1, None)):
+            rest = islice(texts, documents.size - 1, None)
+            while portion := list(islice(rest, PORTION_DOCUMENTS)):
                 tokens = token_ids(tokenizer, [text for document in portion for text in document])
                 documents.append(sentences.size - 1 + np.cumsum(list(map(len, portion))))
                 sentences.append(ids.size + np.cumsum(list(map(len, tokens))))
@@ -92,19 +93,6 @@ class Documents:
                     sizes = {name: file.size for name, file in zip(ARRAYS, files, strict=True)}
                     partial.write_text(json.dumps(sizes), encoding="utf-8")
         return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS))
-
-
-def _portions(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
-    """Yield documents in portions of about ``PORTION_CHARACTERS``, and of at least one document."""
-    portion, size = list[list[str]](), 0
-    for document in documents:
-        portion.append(document)
-        size += sum(map(len, document))
-        if size >= PORTION_CHARACTERS or len(portion) == PORTION_DOCUMENTS:
-            yield portion
-            portion, size = [], 0
-    if portion:
-        yield portion
 
 
 def token_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
