@@ -188,7 +188,9 @@ def claims_text(claims: ClaimsFile) -> str:
 
     Dumper.add_representer(str, Dumper.represent_text)
     content = claims.model_dump(mode="json", exclude_defaults=True)
-    return HEADER + yaml.dump(content, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)
+    return HEADER + yaml.dump(
+        content, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True, default_flow_style=None
+    )
 
 
 # --- What the runs say

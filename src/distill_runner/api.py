@@ -231,10 +231,6 @@ def figure(results: Sequence[Result]) -> "Figure":
     return score_figure([result for result in results if result.get("score") is not None])
 
 
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
-
-
 def composed(*overrides: str, hydra: bool = False) -> "DictConfig":
     """Return the whole configuration as Hydra composes it, untyped.
 
@@ -247,7 +243,7 @@ def composed(*overrides: str, hydra: bool = False) -> "DictConfig":
     from hydra.core.global_hydra import GlobalHydra
 
     from distill_runner.compose import resolvers
-    from distill_runner.compose.command_line import expand_shorthand
+    from distill_runner.compose.command_line import expand_shorthand, quoted
     from distill_runner.compose.explain import explain
     from distill_runner.compose.folders import config_folder
 
@@ -255,7 +251,7 @@ def composed(*overrides: str, hydra: bool = False) -> "DictConfig":
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
-            typed = [expand_shorthand(override) for override in overrides]
+            typed = [quoted(expand_shorthand(override)) for override in overrides]
             return compose("config", typed, return_hydra_config=hydra)
     except Exception as error:
         raise explain(error, overrides) or error from error

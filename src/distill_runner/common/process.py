@@ -1,4 +1,4 @@
-"""State of the whole process that this program sets: variables, garbage collection, output, processes and signals.
+"""State of the whole process that this program sets: variables, output, processes and signals.
 
 Other modules call the functions below and never set such state themselves, which a test checks.
 ``docs/architecture.md`` lists every switch with the reason for it. ``library_switches`` has those of libraries.

@@ -123,10 +123,6 @@ class Device:
         """Copy the tensors of ``value`` to the device without making the host wait; a CPU gets them as they are."""
         return value if self.torch.type == "cpu" else self.block_of(value)[1]
 
-    def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copy host tensors to the device, as ``move``."""
-        return self.move(list(tensors))
-
     def block_of(self, value: AnyTree) -> tuple[Tensor, AnyTree]:
         """Copy the tensors of ``value`` that are on the host into one block on the device.
 
