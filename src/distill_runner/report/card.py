@@ -1,7 +1,6 @@
 """The card of a student, and its scores as the hub lists them; classes of ``huggingface_hub`` name and nest both."""
 
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,29 +10,15 @@ import yaml
 from distill_runner.common.errors import quantity
 from distill_runner.common.files import without_paths
 from distill_runner.common.hub import is_hub_id
-from distill_runner.common.terminal import markdown_table
 from distill_runner.datasets.evaluate_metrics import hub_name
 from distill_runner.report.collect import Result, label
+from distill_runner.report.page import template
 from distill_runner.report.published import NOT_COMPARABLE
 
 CARD, SCORES = "README.md", ".eval_results"
 """Of a model's folder on the hub: its card, and the folder with its scores on benchmarks."""
-LOADING = """\
-```python
-from transformers import pipeline
-model = pipeline("{tag}", model="."{options})  # this folder, or its id on the hub
-print(model("a text"))
-```"""
-LOADING_VECTORS = """\
-```python
-from sentence_transformers import SentenceTransformer
-model = SentenceTransformer(".")  # this folder, or its id on the hub
-print(model.similarity(*model.encode(["a text", "another text"])))
-```"""
-VECTORS, WORDS = "sentence-similarity", "token-classification"
-"""The hub's names of what a model of vectors, and one of labels of words, does."""
-BY_WORDS = ', aggregation_strategy="first"'
-"""Option of the pipeline that reads the first piece of each word, as ``distill-run predict`` does."""
+VECTORS = "sentence-similarity"
+"""The hub's name of what a model of vectors does."""
 NO_LICENSE = "License: not given. It depends on the licenses of the base model and of the data."
 
 
@@ -42,32 +27,15 @@ def model_card(result: Result) -> str:
 
     The front matter holds all metrics as they are defined. The text shows them times 100, without perplexity.
     """
-    student, tag = result["student"], _pipeline_tag(result)
-    options = BY_WORDS if tag == WORDS else ""
-    sections = [
-        f"---\n{_front_matter(result).to_yaml()}\n---",
-        f"# {result['task']} by {label(result)}",
-        f"A student of {quantity(student['num_layers'], 'layer')} of width {student['width']} "
-        f"({result['num_params'] / 1e6:.1f}M parameters, init `{without_paths(student['init'])}`), trained with "
-        f"`distill-run`. Its teacher: `{result['teacher'] or 'none'}`.",
-        "## Scores on the validation set\n\n" + _scores(result),
-        *(["## Scores on the test set\n\n" + _scores(result["test"])] if result.get("test") else []),
-        *(
-            f"## Scores of each label, {split}\n\n{_by_class(rows)}"
-            for split, rows in (result.get("by_class") or {}).items()
-        ),
-        *([f"Labels, in the order of the outputs: {', '.join(result['labels'])}."] if result.get("labels") else []),
-        NO_LICENSE,
-        "## Loading\n\n" + (LOADING_VECTORS if tag == VECTORS else LOADING.format(tag=tag, options=options)),
-        f"## Training\n\n```sh\n{without_paths(result['command'])}\n```\n\n"
-        f"Seed {result['seed']}, best epoch "
-        f"{result['best_epoch']} of {result['epochs']}, {result['seconds']:.0f} s, "
-        f"{result['examples_per_second']:.0f} examples/s. Artifact `{result['key']}`.",
-    ]
-    if assumptions := result.get("assumptions"):
-        items = "\n".join(f"- {without_paths(assumption)}" for assumption in assumptions)
-        sections.append(f"## Assumptions\n\nChoices of this run where the paper is silent:\n\n{items}")
-    return "\n\n".join(sections) + "\n"
+    text = template("card.md").render(
+        result=result,
+        label=label(result),
+        layers=quantity(result["student"]["num_layers"], "layer"),
+        tag=_pipeline_tag(result),
+        no_license=NO_LICENSE,
+        not_comparable=NOT_COMPARABLE,
+    )
+    return f"---\n{_front_matter(result).to_yaml()}\n---\n\n{text}"
 
 
 def score_files(result: Result) -> dict[str, str]:
@@ -186,24 +154,3 @@ def _front_matter(result: Result) -> Any:
             for name, value in of_split.items()
         ],
     )
-
-
-def _by_class(rows: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a table of the metrics of each class, with the number of its examples."""
-    metrics = [name for name in next(iter(rows.values())) if name != "support"]
-    cells = [
-        [name, *(f"{100 * row[metric]:.2f}" for metric in metrics), f"{int(row['support']):,}"]
-        for name, row in rows.items()
-    ]
-    return markdown_table(["label", *(f"{metric} ×100" for metric in metrics), "number"], cells)
-
-
-def _scores(result: Mapping[str, Any]) -> str:
-    """Return a table of the metrics on the validation or the test splits, with the teacher's and the paper's."""
-    rows = [(name, 100 * value) for name, value in result["metrics"].items() if name != "perplexity"]
-    if result.get("teacher_score") is not None:
-        rows.append((f"{result['metric']} of the teacher", 100 * result["teacher_score"]))
-    if number := result.get("published"):
-        remark = "" if number["comparable"] else f"; {NOT_COMPARABLE}"
-        rows.append((f"published ({number['source']}{remark})", number["value"]))
-    return markdown_table(["", "×100"], [[name, f"{value:.2f}"] for name, value in rows])

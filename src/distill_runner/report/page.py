@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
 from distill_runner.common.errors import format_value
+from distill_runner.common.sharing import without_paths
 from distill_runner.report.collect import Result, pictures_of, settings
 from distill_runner.report.compare import Comparison, compare
 from distill_runner.report.comparison_text import sentence, table_cells
@@ -19,6 +20,19 @@ from distill_runner.report.rows import ResultTable
 
 MAX_TESTS = 20
 """Most comparisons that a page makes on its own; each resamples the examples of its task."""
+
+
+def template(name: str) -> Template:
+    """Return one of the package's templates; values are escaped in those of HTML."""
+    environment = Environment(
+        loader=PackageLoader("distill_runner.report"),
+        autoescape=select_autoescape(),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=name.endswith(".md"),
+    )
+    environment.filters["without_paths"] = without_paths
+    return environment.get_template(name)
 
 
 def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (), pictures: Sequence[Path] = ()) -> str:
@@ -33,12 +47,8 @@ def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (),
     columns, lines = table_lines(table)
     cells = [cell for row in table.rows for cell in row.cells.values()]
     runs = [run for cell in cells for point in cell.points for run in point.runs]
-    environment = Environment(
-        loader=PackageLoader("distill_runner.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.get_template("page.html")
     header, *tests = table_cells(comparisons)
-    return page.render(
+    return template("page.html").render(
         title=title,
         columns=columns,
         lines=lines,
