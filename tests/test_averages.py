@@ -195,7 +195,7 @@ def test_a_grid_chooses_by_validation_and_shows_the_test_score_of_its_choice() -
     assert table.tasks == ["rte", "rte test"]
     assert [cell.kind for cell in row.cells.values()] == ["best mean of grid", "chosen by rte"]
     assert [cell.value for cell in row.cells.values()] == [pytest.approx(70), pytest.approx(52)]
-    assert [cell.best_run for cell in row.cells.values()] == [pytest.approx(72), pytest.approx(54)]
+    assert [cell.numbers["best_run"] for cell in row.cells.values()] == [pytest.approx(72), pytest.approx(54)]
     singles = [line.values for line in table_lines(table)[1] if line.name == "best single run"]
     assert singles == [{"rte": pytest.approx(72)}, {"rte test": pytest.approx(54)}]
 

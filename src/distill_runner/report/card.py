@@ -27,7 +27,7 @@ def model_card(result: Result) -> str:
 
     The front matter holds all metrics as they are defined. The text shows them times 100, without perplexity.
     """
-    text = template("card.md").render(
+    text = template("card.md.jinja").render(
         result=result,
         label=label(result),
         layers=quantity(result["student"]["num_layers"], "layer"),

@@ -141,9 +141,9 @@ def draw(results: Sequence[Result], axis: str, file: Path, order: Sequence[str] 
         for name, cell in constant_cells(results, axis).items():
             _draw_line(axes, name, dict.fromkeys(ends, cell), color=next(colors), linestyle="-.")
         for teacher in tabulate(filter(is_scored, results)).teachers:
-            for task, score in teacher.scores.items():
-                name = f"{teacher.name} on {task}" if len(teacher.scores) > 1 else teacher.name
-                axes.axhline(score, color="gray", linestyle="--", linewidth=1, label=name)
+            for task, numbers in teacher.numbers.items():
+                name = f"{teacher.name} on {task}" if len(teacher.numbers) > 1 else teacher.name
+                axes.axhline(numbers["value"], color="gray", linestyle="--", linewidth=1, label=name)
         axes.set_xticks(range(len(ticks)), ticks)
         if len(ticks) > 8 or max(map(len, ticks)) > 8:
             axes.tick_params("x", rotation=30)

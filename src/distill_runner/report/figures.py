@@ -119,9 +119,9 @@ def score_figure(results: Sequence[Result]) -> "Figure":
             for place, cell in enumerate(row.cells[task] for row in rows):
                 if cell.best_point is None:
                     continue
-                if number := cell.published:
-                    kind = PUBLISHED if number["comparable"] else REFERENCE
-                    panel.plot(number["value"], place, label=kind, **MARKS[kind])
+                if "published" in cell.numbers:
+                    kind = PUBLISHED if cell.numbers["comparable"] else REFERENCE
+                    panel.plot(cell.numbers["published"], place, label=kind, **MARKS[kind])
                 spread = cell.best_point.spread
                 kind = BEST if cell.kind else MEAN if spread.count > 1 else ONE
                 panel.plot(spread.mean, place, label=kind, **MARKS[kind])

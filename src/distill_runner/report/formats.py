@@ -11,7 +11,7 @@ from typing import Any
 from distill_runner.common.errors import quantity
 from distill_runner.common.files import atomic_replacement
 from distill_runner.common.terminal import duration, markdown_table
-from distill_runner.report.collect import Result, constant_prediction, label
+from distill_runner.report.collect import Result, constant_prediction, label, undefined_reason
 from distill_runner.report.compare import Comparison, has_repeated_seeds, optimism
 from distill_runner.report.comparison_text import escaped, sentence
 from distill_runner.report.identity import identity_of
@@ -63,7 +63,7 @@ def result_row(result: Result) -> str:
     if result["status"] != "done":
         return f"{reasons(tabulate([result]))[0]}\n  folder     {result['folder']}"
     score, student = 100 * result["score"], result["student"]
-    score_text = "undefined" if _is_undefined(result) else f"{score:.2f}"
+    score_text = "undefined" if undefined_reason(result) else f"{score:.2f}"
     lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {score_text} {result['metric']}"]
     lines += _splits_lines(result)
     if warning := constant_prediction(result):
@@ -86,12 +86,6 @@ def result_row(result: Result) -> str:
             f"  folder     {result['folder']}",
         ]
     )
-
-
-def _is_undefined(result: Result) -> bool:
-    """Return whether the metric of the score is not defined for the predictions on a validation split."""
-    undefined = (entry.get("undefined") or {} for entry in result.get("account", []))
-    return any(result["metric"] in reasons for splits in undefined for reasons in splits.values())
 
 
 def _with_difference(other: float, score: float) -> str:
@@ -205,28 +199,8 @@ def _escaped(text: str) -> str:
 # --- CSV
 
 COLUMNS = (
-    "row",
-    "method",
-    "task",
-    "status",
-    "metric",
-    "kind",
-    "value",
-    "seeds",
-    "sd",
-    "interval",
-    "best_run",
-    "points",
-    "grid_mean",
-    "published",
-    "source",
-    "comparable",
-    "difference",
-    "teacher",
-    "teacher_score",
-    "num_layers",
-    "settings",
-    "scores",
+    "row method task status metric kind value seeds sd interval best_run points grid_mean published source comparable "
+    "difference teacher teacher_score num_layers settings scores"
 )
 """One line per cell. ``scores`` (by seed) and ``settings`` (hyper-parameters) of the chosen point are JSON."""
 
@@ -235,32 +209,24 @@ def as_csv(table: ResultTable) -> str:
     """Return all numbers of the table in long form: one line per cell, in full precision, teachers first."""
     import pandas as pd
 
-    lines = list[dict[str, Any]]()
-    for teacher in table.teachers:
-        for task, score in teacher.scores.items():
-            number = teacher.published.get(task)
-            difference = score - number["value"] if number else None
-            line = {"row": teacher.name, "task": task, "status": "done", "value": score, "difference": difference}
-            lines.append(line | _published(number))
-    cells = [(row, task, cell) for row in table.rows for task, cell in row.cells.items()]
-    for table_row, task, cell in cells:
-        names = {"row": table_row.name, "method": label(table_row.result)}
-        lines.append({**names, "task": task, "status": cell.status})
-        if cell.best_point:
-            run, spread = cell.best_point.runs[0], cell.best_point.spread
-            of_teacher = run.get("teacher_score")
-            numbers = ("metric", "kind", "value", "best_run", "grid_mean", "difference")
-            lines[-1] |= _published(cell.published) | {name: getattr(cell, name) for name in numbers}
-            lines[-1] |= {"seeds": spread.count, "sd": spread.sd, "interval": spread.interval}
-            lines[-1] |= {
-                "points": len(cell.points),
-                "teacher": run.get("teacher"),
-                "teacher_score": None if of_teacher is None else 100 * of_teacher,
-                "num_layers": run["student"].get("num_layers"),
-                "settings": json.dumps(cell.best_settings),
-                "scores": json.dumps(_scores_by_seed(cell.best_point.runs)),
-            }
-    text: str = pd.DataFrame(lines, columns=list(COLUMNS), dtype=object).to_csv(index=False, lineterminator="\n")
+    lines = [
+        {"row": teacher.name, "task": task, "status": "done", **numbers}
+        for teacher in table.teachers
+        for task, numbers in teacher.numbers.items()
+    ]
+    for row in table.rows:
+        for task, cell in row.cells.items():
+            lines.append({"row": row.name, "method": label(row.result), "task": task, "status": cell.status})
+            if cell.best_point:
+                run = cell.best_point.runs[0]
+                lines[-1] |= cell.numbers | {
+                    "teacher": run.get("teacher"),
+                    "teacher_score": 100 * run["teacher_score"] if run.get("teacher_score") is not None else None,
+                    "num_layers": run["student"].get("num_layers"),
+                    "settings": json.dumps(cell.best_settings),
+                    "scores": json.dumps(_scores_by_seed(cell.best_point.runs)),
+                }
+    text: str = pd.DataFrame(lines, columns=COLUMNS.split(), dtype=object).to_csv(index=False, lineterminator="\n")
     return text
 
 
@@ -272,9 +238,3 @@ def _scores_by_seed(runs: Sequence[Result]) -> dict[str, float]:
         seeds = sorted(identity.seeds.items()) if identity else ()
         scores[", ".join(f"{name}={seed}" for name, seed in seeds) or str(run["seed"])] = 100 * run["score"]
     return scores
-
-
-def _published(number: Any) -> dict[str, Any]:
-    if not number:
-        return {}
-    return {"published": number["value"], "source": number["source"], "comparable": number["comparable"]}

@@ -1,6 +1,6 @@
 """Lines of a table, shared by all formats: values, spreads, statistics of the grid, and published numbers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -9,7 +9,7 @@ from distill_runner.common.errors import format_value
 from distill_runner.report.collect import constant_prediction, undefined_reason
 from distill_runner.report.rows import ResultCell, ResultTable, Row, held_out_column
 
-PHASES = "steps, phases included"
+PHASES, BEST_RUN = "steps, phases included", "best single run"
 BRACKETS = "In parentheses: the paper's teacher differs from the run's, or it does not name metric or split."
 
 
@@ -48,30 +48,18 @@ class Line:
         return replace(self, values=values, bracketed=self.bracketed | bracketed)
 
 
-Number = Callable[[ResultCell], float | None]
-
-
-def _spread(name: str) -> Number:
-    return lambda cell: getattr(cell.best_point.spread, name) if cell.best_point else None
-
-
-def _best_run(cell: ResultCell) -> float | None:
-    is_mean_over_seeds = cell.best_point is not None and cell.best_point.spread.count > 1
-    return cell.best_run if is_mean_over_seeds and len(cell.points) > 1 else None
-
-
-DETAILS: tuple[tuple[str, Number, str, bool], ...] = (
-    ("sd over seeds", _spread("sd"), "{:.2f}", False),
-    ("95% interval", _spread("interval"), "±{:.2f}", False),
-    ("seeds", _spread("count"), "{:.0f}", False),
-    (PHASES, lambda cell: cell.steps_in_all, "{:.0f}", False),
-    ("best single run", _best_run, "{:.2f}", True),
-    ("mean of grid", lambda cell: cell.grid_mean, "{:.2f}", True),
-    ("points of grid", lambda cell: len(cell.points), "{:.0f}", False),
+DETAILS: tuple[tuple[str, str, str, bool], ...] = (
+    ("sd over seeds", "sd", "{:.2f}", False),
+    ("95% interval", "interval", "±{:.2f}", False),
+    ("seeds", "seeds", "{:.0f}", False),
+    (PHASES, "steps_in_all", "{:.0f}", False),
+    (BEST_RUN, "best_run", "{:.2f}", True),
+    ("mean of grid", "grid_mean", "{:.2f}", True),
+    ("points of grid", "points", "{:.0f}", False),
 )
-"""Details of a value: name, number, format, and whether the line is averaged over the tasks.
+"""Details of a value: name, column of ``ResultCell.numbers``, format, and whether the line is averaged over the tasks.
 
-``PHASES`` is only in tables whose rows differ in the steps of earlier phases.
+``PHASES`` is only in tables whose rows differ in the steps of earlier phases, ``BEST_RUN`` only beside means of a grid.
 """
 
 
@@ -79,10 +67,9 @@ def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
     """Return the columns and the lines of a table, teachers first, with averages over tasks in columns of their own."""
     lines = list[Line]()
     for teacher in table.teachers:
-        differences = {task: teacher.scores[task] - number["value"] for task, number in teacher.published.items()}
-        lines += [Line(teacher.name, teacher.scores, is_detail=False)]
-        lines += _published_lines(teacher.published, differences)
-    steps = [(cell.steps_in_all, cell.best_point) for row in table.rows for cell in row.cells.values()]
+        lines.append(Line(teacher.name, _column(teacher.numbers, "value"), is_detail=False))
+        lines += _published_lines(teacher.numbers)
+    steps = [(cell.numbers.get("steps_in_all"), cell.best_point) for _, _, cell in table.cells]
     phases_differ = len({total - point.runs[0]["steps"] if total and point else 0 for total, point in steps}) > 1
     lines += [line for row in table.rows for line in _row_lines(row) if phases_differ or line.name != PHASES]
     averages = [name for name in table.means if name not in table.tasks]
@@ -94,7 +81,7 @@ def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
 def notes(table: ResultTable) -> list[str]:
     """Return the notes that readers of the numbers need, one sentence each."""
     bracketed = any(line.bracketed for line in table_lines(table)[1])
-    is_optimistic = any(cell.is_optimistic for row in table.rows for cell in row.cells.values())
+    is_optimistic = any(cell.is_optimistic for _, _, cell in table.cells)
     optimistic = "The best of a grid was chosen by these scores: expect a lower score on other data."
     means = [f"{name}: the mean of {_enumeration(columns)}." for name, columns in table.means.items()]
     sentences = [*means, *[BRACKETS] * bracketed, *[optimistic] * is_optimistic]
@@ -103,12 +90,11 @@ def notes(table: ResultTable) -> list[str]:
         constant_prediction: "{}: a constant prediction in {} ({}).",
     }
     for reason_of, text in texts.items():
-        for row in table.rows:
-            for task, cell in row.cells.items():
-                runs = [run for point in cell.points for run in point.runs]
-                if reasons := [reason for run in runs if (reason := reason_of(run))]:
-                    share = f"{len(reasons)} of {len(runs)} runs" if len(runs) > 1 else "the run"
-                    sentences.append(text.format(f"{row.name} on {task}", share, reasons[0]))
+        for name, task, cell in table.cells:
+            runs = [run for point in cell.points for run in point.runs]
+            if reasons := [reason for run in runs if (reason := reason_of(run))]:
+                share = f"{len(reasons)} of {len(runs)} runs" if len(runs) > 1 else "the run"
+                sentences.append(text.format(f"{name} on {task}", share, reasons[0]))
     return sentences
 
 
@@ -119,8 +105,7 @@ def _enumeration(names: Sequence[str]) -> str:
 
 def best_points(table: ResultTable) -> list[str]:
     """Return a sentence for each grid with row, task and the best of the hyper-parameters that vary in it."""
-    cells = [(row.name, task, cell) for row in table.rows for task, cell in row.cells.items() if cell.best_settings]
-    return [f"{name} on {task}: {best_settings_text(cell)}" for name, task, cell in cells]
+    return [f"{name} on {task}: {best_settings_text(cell)}" for name, task, cell in table.cells if cell.best_settings]
 
 
 def best_settings_text(cell: ResultCell) -> str:
@@ -150,12 +135,15 @@ def _row_lines(row: Row) -> list[Line]:
     kinds = list(dict.fromkeys(cell.kind for cell in row.cells.values() if cell.points))
     lines: list[Line] = []
     for number, kind in enumerate(kinds or [""]):
-        cells = {task: cell for task, cell in row.cells.items() if cell.kind == kind}
-        values = _numbers(cells, lambda cell: cell.value)
+        numbers = {task: cell.numbers for task, cell in row.cells.items() if cell.points and cell.kind == kind}
+        values = _column(numbers, "value")
         name = f"{row.name}, {kind}" if kind else row.name
         lines.append(Line(name, values, is_detail=False, words={} if number else waiting))
-        for detail, number_of, form, averaged in DETAILS:
-            line = Line(detail, _numbers(cells, number_of), form=form, averaged=averaged)
+        for detail, column, form, averaged in DETAILS:
+            told = numbers
+            if detail == BEST_RUN:
+                told = {task: of for task, of in numbers.items() if of["seeds"] > 1 and of["points"] > 1}
+            line = Line(detail, _column(told, column), form=form, averaged=averaged)
             if any(line.text(task) not in ("0", "1") for task in line.values):
                 lines.append(line)
         # The score under selection on the reported examples minus that under held-out selection.
@@ -165,24 +153,21 @@ def _row_lines(row: Row) -> list[Line]:
         }
         if optimism:
             lines.append(Line("optimism", optimism, form="{:+.2f}", averaged=False))
-        printed = {task: cell.published for task, cell in cells.items() if cell.published}
-        lines += _published_lines(printed, _numbers(cells, lambda cell: cell.difference))
+        lines += _published_lines(numbers)
     return lines
 
 
-def _numbers(cells: Mapping[str, ResultCell], number_of: Number) -> dict[str, float]:
-    values = {task: number_of(cell) for task, cell in cells.items() if cell.points}
-    return {task: value for task, value in values.items() if value is not None}
+def _column(numbers: Mapping[str, Mapping[str, Any]], column: str) -> dict[str, float]:
+    """Return the numbers of a column by task, where there are any."""
+    return {task: of_task[column] for task, of_task in numbers.items() if of_task.get(column) is not None}
 
 
-def _published_lines(printed: Mapping[str, Mapping[str, Any]], differences: Mapping[str, float]) -> list[Line]:
+def _published_lines(numbers: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     """Return two lines per source: its published numbers, and the differences of the run's scores from them."""
     lines = []
-    for source in dict.fromkeys(str(number["source"]) for number in printed.values()):
-        of_source = {task: number for task, number in printed.items() if number["source"] == source}
-        bracketed = frozenset(task for task, number in of_source.items() if not number["comparable"])
-        numbers = {task: float(number["value"]) for task, number in of_source.items()}
-        difference = {task: differences[task] for task in of_source}
-        lines += [Line(source, numbers, bracketed=bracketed)]
-        lines += [Line("difference", difference, form="{:+.2f}", bracketed=bracketed)]
+    for source in dict.fromkeys(of_task["source"] for of_task in numbers.values() if "source" in of_task):
+        of_source = {task: of_task for task, of_task in numbers.items() if of_task.get("source") == source}
+        bracketed = frozenset(task for task, of_task in of_source.items() if not of_task["comparable"])
+        lines.append(Line(source, _column(of_source, "published"), bracketed=bracketed))
+        lines.append(Line("difference", _column(of_source, "difference"), form="{:+.2f}", bracketed=bracketed))
     return lines

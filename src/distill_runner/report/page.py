@@ -29,7 +29,6 @@ def template(name: str) -> Template:
         autoescape=select_autoescape(),
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=name.endswith(".md"),
     )
     environment.filters["without_paths"] = without_paths
     return environment.get_template(name)
@@ -45,8 +44,7 @@ def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (),
         pictures: PNG, JPEG or SVG files to embed; files that do not exist are left out.
     """
     columns, lines = table_lines(table)
-    cells = [cell for row in table.rows for cell in row.cells.values()]
-    runs = [run for cell in cells for point in cell.points for run in point.runs]
+    runs = [run for _, _, cell in table.cells for point in cell.points for run in point.runs]
     header, *tests = table_cells(comparisons)
     return template("page.html").render(
         title=title,
@@ -100,8 +98,7 @@ def _environment(runs: Sequence[Result]) -> dict[str, str]:
 def _account(table: ResultTable) -> dict[str, list[tuple[str, str, list[str]]]]:
     """Return, by task, what the runs read: topic, text and warnings, each combination once."""
     accounts: dict[str, dict[tuple[str, str], list[str]]] = {}
-    cells = [(task, cell) for row in table.rows for task, cell in row.cells.items()]
-    for task, run in ((task, run) for task, cell in cells for point in cell.points for run in point.runs):
+    for task, run in ((task, run) for _, task, cell in table.cells for point in cell.points for run in point.runs):
         for entry in run.get("account") or ():
             if entry.get("topic") != "scores":  # the notes have these
                 warnings = [str(warning) for warning in entry.get("warnings") or ()]

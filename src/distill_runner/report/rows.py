@@ -129,36 +129,32 @@ class ResultCell:
     def value(self) -> float | None:
         return self.best_point.spread.mean if self.best_point else None
 
-    @property
-    def metric(self) -> str | None:
-        return self.best_point.runs[0]["metric"] if self.best_point else None
+    @cached_property
+    def numbers(self) -> dict[str, Any]:
+        """What tables say of the best point and its grid, by column of ``formats.COLUMNS``; empty without a point.
 
-    @property
-    def best_run(self) -> float | None:
-        """Score of the single run that is best by the score by which grids choose, in percent."""
+        ``best_run`` is the score of the single run that is best by the score by which grids choose. ``grid_mean`` is
+        the mean of the points' means: the score to expect without a search. ``steps_in_all`` trained the student, those
+        of its earlier phases included.
+        """
+        if self.best_point is None:
+            return {}
+        run, spread = self.best_point.runs[0], self.best_point.spread
         runs = [run for point in self.points for run in point.runs]
         scores = [selection_of(run).get("score", run["score"]) for run in runs]
         finite = [(score, -number) for number, score in enumerate(scores) if not isnan(score)]
-        return 100 * runs[-max(finite)[1]]["score"] if finite else None
-
-    @property
-    def grid_mean(self) -> float | None:
-        """Mean of the points' means: the score to expect without a search. None if there are fewer than two points."""
-        return fmean(point.spread.mean for point in self.points) if len(self.points) > 1 else None
-
-    @property
-    def steps_in_all(self) -> int | None:
-        """Steps that trained the chosen student, those of its earlier phases included; None if they are not known."""
-        return self.best_point.runs[0].get("steps_in_all") if self.best_point else None
-
-    @property
-    def published(self) -> Mapping[str, Any] | None:
-        """Number that a paper prints for the chosen point: ``value``, ``source``, ``comparable``."""
-        return self.best_point.runs[0].get("published") if self.best_point else None
-
-    @property
-    def difference(self) -> float | None:
-        return self.value - self.published["value"] if self.published and self.value is not None else None
+        return {
+            "metric": run["metric"],
+            "kind": self.kind,
+            "value": spread.mean,
+            "seeds": spread.count,
+            "sd": spread.sd,
+            "interval": spread.interval,
+            "best_run": 100 * runs[-max(finite)[1]]["score"] if finite else None,
+            "points": len(self.points),
+            "grid_mean": fmean(point.spread.mean for point in self.points) if len(self.points) > 1 else None,
+            "steps_in_all": run.get("steps_in_all"),
+        } | _printed(run.get("published"), spread.mean)
 
     @property
     def status(self) -> str:
@@ -175,6 +171,14 @@ class ResultCell:
             return {}
         names = varied([settings(point.runs[0]) for point in self.points])
         return {name: settings(self.best_point.runs[0]).get(name) for name in names}
+
+
+def _printed(number: Mapping[str, Any] | None, value: float) -> dict[str, Any]:
+    """Return the number that a paper prints, by the columns of a table, and the difference of ``value`` from it."""
+    if not number:
+        return {}
+    printed = {"published": number["value"], "source": number["source"], "comparable": number["comparable"]}
+    return printed | {"difference": value - number["value"]}
 
 
 def cell_of(runs: Sequence[Result]) -> ResultCell:
@@ -211,11 +215,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Scores of one teacher by task, in percent, and the published numbers for them."""
+    """A teacher. ``numbers`` has its ``value`` in percent by task, and what a paper prints, as in ``ResultCell``."""
 
     name: str
-    scores: Mapping[str, float]
-    published: Mapping[str, Mapping[str, Any]]
+    numbers: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -233,9 +236,14 @@ class ResultTable:
     means: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
+    def cells(self) -> list[tuple[str, str, ResultCell]]:
+        """All cells, each with the names of row and task."""
+        return [(row.name, task, cell) for row in self.rows for task, cell in row.cells.items()]
+
+    @property
     def unfinished(self) -> list[tuple[str, Result]]:
         """Runs that have not finished, each with the name of its row."""
-        return [(row.name, run) for row in self.rows for cell in row.cells.values() for run in cell.unfinished]
+        return [(name, run) for name, _, cell in self.cells for run in cell.unfinished]
 
 
 def tabulate(results: Iterable[Result]) -> ResultTable:
@@ -342,23 +350,21 @@ def _teachers(results: Sequence[Result]) -> list[Teacher]:
         first = rows.setdefault(name, {}).setdefault(result["task"], result)
         if first["teacher_score"] != result["teacher_score"]:
             rows.setdefault(f"{name} at {score:.2f}", {}).setdefault(result["task"], result)
-    return [
-        Teacher(name, {task: 100 * run["teacher_score"] for task, run in runs.items()}, _published_teachers(runs))
-        for name, runs in rows.items()
-    ]
+    return [Teacher(name, {task: _teacher_numbers(run) for task, run in runs.items()}) for name, runs in rows.items()]
 
 
-def _published_teachers(runs: Mapping[str, Result]) -> dict[str, Mapping[str, Any]]:
-    """Return the numbers that the paper of each run's method prints for its teacher."""
-    numbers = {}
-    for task, run in runs.items():
-        papers = published.papers_of(run["method"])
-        if number := run.get("published"):
-            papers = [paper for paper in papers if number["source"].startswith(published.titles()[paper])]
-        teacher = run.get("teacher_model") or {}
-        model = published.ScoredModel(**teacher, teacher=run["teacher"], teacher_type=teacher.get("model_type"))
-        numbers[task] = published.find(TEACHER, _quantity(run), model, papers=papers)
-    return {task: number.model_dump() for task, number in numbers.items() if number}
+def _teacher_numbers(run: Result) -> dict[str, Any]:
+    """Return the score of a run's teacher, and the number that the paper of the run's method prints for it."""
+    papers, teacher, score = (
+        published.papers_of(run["method"]),
+        run.get("teacher_model") or {},
+        100 * run["teacher_score"],
+    )
+    if number := run.get("published"):
+        papers = [paper for paper in papers if number["source"].startswith(published.titles()[paper])]
+    model = published.ScoredModel(**teacher, teacher=run["teacher"], teacher_type=teacher.get("model_type"))
+    printed = published.find(TEACHER, _quantity(run), model, papers=papers)
+    return {"value": score} | _printed(printed and printed.model_dump(), score)
 
 
 def _quantity(entry: Result) -> published.Quantity:
