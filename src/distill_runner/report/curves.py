@@ -4,7 +4,7 @@ The figures are those of the well-read students (Turc et al. 2019, Figures 5 to 
 (Aguilar et al. 2020, Figures 2, 3 and 6 to 9).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from math import inf
 from pathlib import Path
@@ -26,57 +26,46 @@ Tick = tuple[float, str]
 """Position of a result on the axis: a number that orders the ticks, and the label of the tick."""
 
 
-def _size(result: Result) -> Tick:
-    return result["num_params"], f"{result['student']['num_layers']}/{result['student']['width']}"
-
-
-def _width(result: Result) -> Tick:
-    student = result["student"]
-    return student["width"] + student["num_layers"] / 100, f"{student['num_layers']}/{student['width']}"
-
-
-def _transfer_size(result: Result) -> Tick | None:
-    size = (result.get("transfer") or {}).get("size")
-    return (size, f"{size:,}") if size else None
-
-
-def _transfer_name(result: Result) -> Tick | None:
-    transfer = result.get("transfer")
-    return (0, transfer["name"]) if transfer else None
-
-
-def _share(result: Result) -> Tick | None:
-    """Return the share of labeled examples; None also for a student of a transfer set, which saw no label."""
-    identity = identity_of(result)
-    if identity is None or result.get("transfer"):
-        return None
-    share = identity.row.get("share", 1.0)
-    return share, f"{share:g}"
-
-
-def _updates_before(result: Result) -> Tick | None:
-    """Return the updates of all stages that the student's weights come from, such as MiniLMv2's distillation.
-
-    None for weights that come from no stage, or from one that is not limited by ``max_steps``.
-    """
-    identity = identity_of(result) or Identity()
-    total = sum(identity.row.get(f"{stage}.optim.max_steps") or inf for stage in identity.stages)
-    return (total, f"{total:,.0f}") if 0 < total < inf else None
-
-
-AXES: dict[str, tuple[str, Callable[[Result], Tick | None]]] = {
-    "size": ("student (layers/width), by parameters", _size),
-    "width": ("student (layers/width), by width", _width),
-    "transfer_size": ("examples of the transfer set", _transfer_size),
-    "transfer": ("transfer set", _transfer_name),
-    "share": ("share of the training examples", _share),
-    "updates": ("updates before fine-tuning", _updates_before),
+AXES = {
+    "size": "student (layers/width), by parameters",
+    "width": "student (layers/width), by width",
+    "transfer_size": "examples of the transfer set",
+    "transfer": "transfer set",
+    "share": "share of the training examples",
+    "updates": "updates before fine-tuning",
 }
-"""Axes by name: label, and function that returns the tick of a result.
+"""Labels of the axes by name.
 
 Well-read students: Figures 5, 7 and 10 (``size``), 6 (``width``), 8 (``transfer_size``) and 9 (``transfer``). Internal
 representations: Figures 3 and 9 (``share``), 2 and 6 to 8 (``size``).
 """
+
+
+def _tick(result: Result, axis: str) -> Tick | None:
+    """Return the place of a finished run on an axis.
+
+    A student of a transfer set has no share of labeled examples, as it saw no label. Updates are those of all stages
+    that the weights come from, such as MiniLMv2's distillation; there are none if no stage gave the weights, or one
+    that is not limited by ``max_steps``.
+    """
+    layers, width, transfer = result["student"]["num_layers"], result["student"]["width"], result.get("transfer") or {}
+    identity = identity_of(result) or Identity()
+    match axis:
+        case "size":
+            return result["num_params"], f"{layers}/{width}"
+        case "width":
+            return width + layers / 100, f"{layers}/{width}"
+        case "transfer_size" if size := transfer.get("size"):
+            return size, f"{size:,}"
+        case "transfer" if transfer:
+            return 0, transfer["name"]
+        case "share" if not transfer:
+            share = identity.row.get("share", 1.0)
+            return share, f"{share:g}"
+        case "updates":
+            total = sum(identity.row.get(f"{stage}.optim.max_steps") or inf for stage in identity.stages)
+            return (total, f"{total:,.0f}") if 0 < total < inf else None
+    return None
 
 
 def curve_cells(
@@ -94,8 +83,8 @@ def curve_cells(
     """
     if axis not in AXES:
         raise UserError("--by", axis, "there is no such axis", f"Known: {', '.join(AXES)}.")
-    ticks = [(result, AXES[axis][1](result)) for result in distinct(filter(is_scored, results))]
-    on_axis = [(result, tick) for result, tick in ticks if tick is not None]
+    finished = distinct(filter(is_scored, results))
+    on_axis = [(result, tick) for result in finished if (tick := _tick(result, axis)) is not None]
     if not on_axis:
         raise UserError("--by", axis, "no finished run has a value on this axis")
     several_tasks = len({result["task"] for result, _ in on_axis}) > 1
@@ -114,9 +103,9 @@ def curve_cells(
 
 def constant_cells(results: Iterable[Result], axis: str) -> dict[str, ResultCell]:
     """Return the cells of results without a tick on the axis, by row and task. Each is drawn as a constant."""
-    table = tabulate(result for result in filter(is_scored, results) if AXES[axis][1](result) is None)
-    cells = [(row.name, task, cell) for row in table.rows for task, cell in row.cells.items() if cell.best_point]
-    return {f"{name} on {task}" if len(table.tasks) > 1 else name: cell for name, task, cell in cells}
+    table = tabulate(result for result in filter(is_scored, results) if _tick(result, axis) is None)
+    several = len(table.tasks) > 1
+    return {f"{name} on {task}" if several else name: cell for name, task, cell in table.cells if cell.best_point}
 
 
 def draw(results: Sequence[Result], axis: str, file: Path, order: Sequence[str] = ()) -> None:
@@ -147,7 +136,7 @@ def draw(results: Sequence[Result], axis: str, file: Path, order: Sequence[str] 
         axes.set_xticks(range(len(ticks)), ticks)
         if len(ticks) > 8 or max(map(len, ticks)) > 8:
             axes.tick_params("x", rotation=30)
-        axes.set_xlabel(AXES[axis][0])
+        axes.set_xlabel(AXES[axis])
         metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if is_scored(result))
         axes.set_ylabel(", ".join(metrics))
         legend_below(figure, axes.get_legend_handles_labels()[0])

@@ -153,13 +153,12 @@ def epoch_figure(results: Sequence[Result]) -> "Figure | None":
         None if no run has the scores of several epochs.
     """
     curves: dict[str, dict[str, list[float]]] = {}
-    for row in tabulate(results).rows:
-        for task, cell in row.cells.items():
-            runs = cell.best_point.runs if cell.best_point else ()
-            scores = [_epoch_scores(run) for run in runs if not tested_on(run)]
-            means = [100 * fmean(of_epoch) for of_epoch in zip(*scores, strict=False)]
-            if len(means) > 1:
-                curves.setdefault(task, {})[row.name] = means
+    for name, task, cell in tabulate(results).cells:
+        runs = cell.best_point.runs if cell.best_point else ()
+        scores = [_epoch_scores(run) for run in runs if not tested_on(run)]
+        means = [100 * fmean(of_epoch) for of_epoch in zip(*scores, strict=False)]
+        if len(means) > 1:
+            curves.setdefault(task, {})[name] = means
     if not curves:
         return None
     names = list(dict.fromkeys(name for of_task in curves.values() for name in of_task))
@@ -241,16 +240,11 @@ def hyper_parameters(result: Result) -> dict[str, float]:
 
 def varying(results: Sequence[Result]) -> list[str]:
     """Return the hyper-parameters that take several values among the runs of at least one method."""
-    methods: dict[str, list[dict[str, float]]] = {}
-    for result in results:
-        methods.setdefault(label(result), []).append(hyper_parameters(result))
-    several = (
-        name
-        for runs in methods.values()
-        for name in varied(runs)
-        if len({run[name] for run in runs if name in run}) > 1
-    )
-    return list(dict.fromkeys(several))
+    names = list[str]()
+    for method in dict.fromkeys(map(label, results)):
+        runs = [hyper_parameters(result) for result in results if label(result) == method]
+        names += [name for name in varied(runs) if len({run[name] for run in runs if name in run}) > 1]
+    return list(dict.fromkeys(names))
 
 
 def _searches(results: Sequence[Result]) -> "pd.DataFrame":
@@ -381,18 +375,4 @@ def style() -> AbstractContextManager[None]:
     """Return a context with matplotlib's own defaults, whatever the user's defaults are, and a light grid."""
     from matplotlib.style import context
 
-    own = {
-        "savefig.dpi": 150,
-        "font.size": 9,
-        "axes.titlesize": 10,
-        "figure.titlesize": 11,
-        "figure.labelsize": 9,
-        "axes.grid": True,
-        "grid.color": "0.9",
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "lines.markersize": 5,
-        "legend.frameon": False,
-    }
-    return context(["default", own])
+    return context(["default", "distill_runner.report.figures"])
