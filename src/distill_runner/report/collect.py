@@ -146,12 +146,6 @@ def label(result: Result) -> str:
     return " ".join(part for part in (result["method"], result.get("mapping"), suffix) if part)
 
 
-def stage_of(source: str | None) -> str | None:
-    """Return the name of the stage whose model ``source`` names; None if it names no stage."""
-    name = (source or "").removeprefix("stage:")
-    return name if name != (source or "") else None
-
-
 def is_scored(result: Result) -> bool:
     """Whether the result is of a student that was trained to the end; a run may also end with another stage."""
     return result["status"] == "done" and "score" in result

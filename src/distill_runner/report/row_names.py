@@ -3,11 +3,11 @@
 import hashlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from distill_runner.common.errors import format_value, quantity
-from distill_runner.report.collect import Result, data_of, label, stage_of
+from distill_runner.report.collect import Result, data_of, label
 from distill_runner.report.identity import BUDGET, Identity, identity_of
 
 OVERALL = ("source", "num_layers", "width", "init", "teacher")
@@ -33,8 +33,7 @@ All other settings are named, under their own names, where they differ between t
 """
 
 
-@dataclass(frozen=True)
-class Facet:
+class Facet(NamedTuple):
     """A property of a run: ``value`` separates runs, ``words`` name it."""
 
     value: Hashable
@@ -44,8 +43,7 @@ class Facet:
 Facets = dict[str, Facet]
 
 
-@dataclass(frozen=True)
-class RowKey:
+class RowKey(NamedTuple):
     """What all runs of a row have in common; ``settings`` are those of their identity, None if it is not known."""
 
     method: str
@@ -74,14 +72,14 @@ def row_names(results: Sequence[Result], places: Sequence[Hashable] | None = Non
     names, of_runs = _names(rows), []
     for key, of_run in zip(keys, facets, strict=True):
         if key.settings is None:
-            place = (key.method, key.task, key.place)
-            candidates = [row for row in rows if (row.method, row.task, row.place) == place]
             # A student with new weights has no source, which reads like an unknown one: ``init`` must agree too.
-            shared = [{*OVERALL} & of_run.keys() & rows[row].keys() for row in candidates]
             matches = [
                 row
-                for row, facets_of_both in zip(candidates, shared, strict=True)
-                if all(of_run[name].words == rows[row][name].words for name in facets_of_both)
+                for row, of_row in rows.items()
+                if row[:3] == key[:3]
+                and all(
+                    of_run[name].words == of_row[name].words for name in OVERALL if name in of_run and name in of_row
+                )
             ]
             key = matches[0] if len(matches) == 1 else key
         is_taken = key not in names and any(row.task == key.task and names[row] == key.method for row in rows)
@@ -94,14 +92,11 @@ def differences(first: Result, second: Result) -> list[str]:
 
     Loss terms and stages that only one of the runs has are left out: they are what a comparison of methods compares.
     """
-    identities = [identity_of(result) for result in (first, second)]
-    if None in identities:
+    one, other = identity_of(first), identity_of(second)
+    if one is None or other is None:
         return ["settings that are not known"]
-    one, other = (identity for identity in identities if identity)
-    facets = [
-        _facets(result, replace(identity, row=identity.row | identity.grid))
-        for result, identity in ((first, one), (second, other))
-    ]
+    both = ((first, one), (second, other))
+    facets = [_facets(result, replace(identity, row=identity.row | identity.grid)) for result, identity in both]
     a_facets, b_facets = _unambiguous(facets)
     skipped, stages = (one.terms ^ other.terms) | (one.upstream ^ other.upstream), one.upstream | other.upstream
     skipped |= {"teacher_stage"} if skipped & stages else frozenset()  # one side has no teacher, or another one
@@ -174,8 +169,7 @@ def _facets(result: Result, identity: Identity | None) -> Facets:
     student, data, identity = result.get("student") or {}, data_of(result), identity or Identity()
     facets: Facets = {}
     if source := student.get("source"):
-        stage = stage_of(source)
-        words = f"after {stage}" if stage else f"from {source}"
+        words = f"after {source.removeprefix('stage:')}" if source.startswith("stage:") else f"from {source}"
         facets["source"] = Facet(identity.origins.get("source", source), words)
     if (depth := student.get("num_layers")) is not None:
         facets["num_layers"] = Facet(depth, quantity(depth, "layer"))
