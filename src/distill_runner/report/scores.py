@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -39,21 +41,22 @@ def scores_on_validation(run: RunConfig, stage: Stage, pipeline: Pipeline) -> di
     of_teacher = measured_stage(first, pipeline) if first and first.has_head else None
     metrics, metric = measured["metrics"], next(iter(measured["metrics"]))
     if task is None:
-        numbers = {"score": metrics[metric], "teacher_score": None, "published": None}
-        return {"metric": metric, **numbers, "metrics": metrics, "selection": None, "others": [], "splits": {}}
+        numbers = {"metric": metric, "score": metrics[metric], "teacher_score": None, "published": None, "others": []}
+        return {**numbers, "metrics": metrics, "selection": None, "splits": {}}
     student = _by_split(task, metrics)
     teacher = _by_split(first.config.task or task, of_teacher["metrics"]) if first and of_teacher else {}
     quantity = Quantity(task.name, tuple(task.scored_splits), metric, is_test=task.scored_splits == ["test"])
-    part = replace(quantity, is_part=True)
+    parts = {name: replace(quantity, is_part=True, splits=(name,)) for name in task.split_columns}
+    selection = None
+    if (score := metrics.get(f"{HELD_OUT}/{metric}")) is not None:
+        selection = {"on": f"{HELD_OUT} examples", "score": score}
+    elif task.scored_splits != task.plain_splits:
+        selection = {"on": f"{task.name}_{task.plain_splits[0]}", "score": metrics[metric]}
     return {
-        "metric": metric,
-        **_numbers(run, stage, quantity, student, teacher),
+        **_with_others(run, stage, quantity, student, teacher),
         "metrics": metrics | (_combined(student, task.metrics) if task.split_columns else {}),
-        "selection": _selection(task, metric, metrics),
-        "others": list(_others(run, stage, quantity, student, teacher)),
-        "splits": {
-            name: _numbers(run, stage, replace(part, splits=(name,)), student, teacher) for name in task.split_columns
-        },
+        "selection": selection,
+        "splits": {name: _numbers(run, stage, part, student, teacher) for name, part in parts.items()},
     }
 
 
@@ -69,10 +72,8 @@ def scores_on_tests(run: RunConfig, stage: Stage, pipeline: Pipeline) -> dict[st
     quantity = Quantity(task.name, tuple(student), task.metrics[0], is_test=True)
     part = replace(quantity, is_part=len(student) > 1)
     return {
-        "metric": quantity.metric,
-        **_numbers(run, stage, quantity, student, teacher),
+        **_with_others(run, stage, quantity, student, teacher),
         "metrics": _combined(student, task.metrics),
-        "others": list(_others(run, stage, quantity, student, teacher)),
         "columns": [*student] if task.by_split and len(student) > 1 else [],
         "splits": {
             name: {
@@ -113,25 +114,25 @@ def _numbers(run: RunConfig, stage: Stage, quantity: Quantity, student: Metrics,
     }
 
 
-def _others(
+def _with_others(
     run: RunConfig, stage: Stage, quantity: Quantity, student: Metrics, teacher: Metrics
-) -> Iterator[dict[str, Any]]:
-    """Yield scores by metrics other than the first one, if a paper prints a number of this method by that metric."""
+) -> dict[str, Any]:
+    """Return the numbers of a quantity, and ``others``: by further metrics by which a paper prints this method."""
+    others = []
     for metric in stage.config.task.metrics[1:] if stage.config.task else ():
         numbers = _numbers(run, stage, replace(quantity, metric=metric), student, teacher)
         if numbers["published"] and numbers["published"]["metric"] == metric:
-            yield {"metric": metric, **numbers}
+            others.append({"metric": metric, **numbers})
+    return {"metric": quantity.metric, **_numbers(run, stage, quantity, student, teacher), "others": others}
 
 
 def _by_split(task: Task, metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Return the metrics of a stage by validation split, from their combined names (``combined_metrics``)."""
-    by_split = {}
-    for name in task.validation:
-        plain = task.plain_splits == [name]
-        values = {
-            metric: metrics.get(f"{name}/{metric}", metrics.get(metric) if plain else None) for metric in task.metrics
-        }
-        by_split[name] = {metric: value for metric, value in values.items() if value is not None}
+    by_split: dict[str, dict[str, float]] = {name: {} for name in task.validation}
+    for name, metric in product(task.validation, task.metrics):
+        value = metrics.get(f"{name}/{metric}", metrics.get(metric) if task.plain_splits == [name] else None)
+        if value is not None:
+            by_split[name][metric] = value
     return by_split
 
 
@@ -144,17 +145,7 @@ def _combined(by_split: Metrics, metrics: Sequence[str]) -> dict[str, float | No
 def _mean(metrics: Metrics, splits: Sequence[str] | Metrics, metric: str) -> float | None:
     """Return the mean of a metric over splits; None if it is missing for one of them."""
     values = [metrics.get(name, {}).get(metric) for name in splits]
-    present = [value for value in values if value is not None]
-    return fmean(present) if present and len(present) == len(values) else None
-
-
-def _selection(task: Task, metric: str, metrics: Mapping[str, float]) -> dict[str, Any] | None:
-    """Return what selected the epoch, with the score; None if the reported score did."""
-    if (score := metrics.get(f"{HELD_OUT}/{metric}")) is not None:
-        return {"on": f"{HELD_OUT} examples", "score": score}
-    if task.scored_splits == task.plain_splits:
-        return None
-    return {"on": f"{task.name}_{task.plain_splits[0]}", "score": metrics[metric]}
+    return None if not values or None in values else fmean(value for value in values if value is not None)
 
 
 def measured_stage(stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
@@ -167,13 +158,17 @@ def measured_stage(stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
     measured: dict[str, Any] = json.loads((artifact / METRICS).read_text(encoding="utf-8"))
     task = stage.config.task
     if task is not None and set(task.metrics) - measured["metrics"].keys():
-        scores = {
-            name: task.score(np.load(artifact / PREDICTIONS.format(name)), pipeline.inputs.split(stage, split))
-            for name, split in task.validation.items()
-            if (artifact / PREDICTIONS.format(name)).exists()
-        }
-        measured["metrics"] |= task.combined_metrics(scores)
+        outputs = _outputs(stage, pipeline, artifact).items()
+        measured["metrics"] |= task.combined_metrics({name: task.score(*of_split) for name, of_split in outputs})
     return measured
+
+
+def _outputs(stage: Stage, pipeline: Pipeline, artifact: Path) -> dict[str, tuple[np.ndarray, Any]]:
+    """Return what a stage predicted, as far as it is kept, with the examples, by validation split."""
+    splits = stage.config.task.validation if stage.config.task else {}
+    files = {name: artifact / PREDICTIONS.format(name) for name in splits}
+    kept = {name: file for name, file in files.items() if file.exists()}
+    return {name: (np.load(file), pipeline.inputs.split(stage, splits[name])) for name, file in kept.items()}
 
 
 def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dict[str, float]]]:
@@ -181,12 +176,8 @@ def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dic
     task, artifact = stage.config.task, pipeline.store.find(stage.spec)
     if task is None or artifact is None:
         return {}
-    outputs = {
-        name: (np.load(artifact / PREDICTIONS.format(name)), pipeline.inputs.split(stage, split))
-        for name, split in task.validation.items()
-        if (artifact / PREDICTIONS.format(name)).exists()
-    }
     tests = FinalScores(stage, pipeline)
+    outputs = _outputs(stage, pipeline, artifact)
     outputs |= {name: (tests.outputs(name), split) for name, split in tests.splits.items()}
     by_split = {name: task.scores_by_class(*of_split) for name, of_split in outputs.items()}
     return {name: scores for name, scores in by_split.items() if scores}
@@ -218,9 +209,10 @@ def published_number(run: RunConfig, stage: Stage, quantity: Quantity) -> Publis
 def _variant(method: MethodConfig) -> dict[str, Any]:
     """Return options of the loss terms by name, options of a schedule as ``schedule.rule``, and names of the terms."""
     schedule = method.schedule.model_dump(mode="json") if method.schedule else {}
-    schedule = {f"schedule.{key}": value for key, value in schedule.items()}
-    options = {key: value for term in method.terms.values() for key, value in term.options.items()}
-    return schedule | options | mapping_and_attention(method) | {"terms": list(method.terms)}
+    settings = {f"schedule.{key}": value for key, value in schedule.items()}
+    for term in method.terms.values():
+        settings |= term.options
+    return settings | mapping_and_attention(method) | {"terms": list(method.terms)}
 
 
 def mapping_and_attention(method: MethodConfig) -> dict[str, Any]:
