@@ -11,7 +11,7 @@ import pytest
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.report.compare import Comparison, compare
-from distill_runner.report.comparison_text import as_mapping, conclusion_text, sentence
+from distill_runner.report.lines import as_mapping, conclusion_text, sentence
 from distill_runner.report.resampling import paired_scores
 from distill_runner.report.rows import SettingScores, tabulate
 from helpers.fake_results import failed, point, predicted, result

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.report.formats import as_csv, latex, markdown, write_report
-from distill_runner.report.page import html
+from distill_runner.report.formats import as_csv, html, latex, markdown, write_report
 from distill_runner.report.rows import tabulate
 from helpers.fake_results import failed, point, result, run_folder
 

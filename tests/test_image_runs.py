@@ -24,7 +24,7 @@ from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.report.collect import read_results
-from distill_runner.report.page import html
+from distill_runner.report.formats import html
 from distill_runner.report.rows import tabulate
 from helpers.command import distill_run
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from distill_runner.report.compare import optimism
-from distill_runner.report.comparison_text import sentence
 from distill_runner.report.figures import BEST, score_figure
-from distill_runner.report.lines import notes, table_lines
+from distill_runner.report.lines import notes, sentence, table_lines
 from distill_runner.report.rows import GRID, tabulate
 from helpers.fake_results import with_specs
 

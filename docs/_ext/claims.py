@@ -33,8 +33,8 @@ from distill_runner.report.compare import (
     correct,
     has_repeated_seeds,
 )
-from distill_runner.report.comparison_text import bounds_text, conclusion_text, escaped
 from distill_runner.report.identity import identity_of
+from distill_runner.report.lines import bounds_text, conclusion_text, escaped
 from distill_runner.report.rows import ResultCell, Row, SettingScores, tabulate
 from distill_runner.report.statistics import CRITICAL, MethodTest
 

@@ -9,13 +9,12 @@ from textwrap import fill
 
 from distill_runner.commands.parser import write_file
 from distill_runner.common.errors import UserError
-from distill_runner.report import comparison_text, curves
+from distill_runner.report import curves
 from distill_runner.report.collect import Result, select_results
 from distill_runner.report.compare import Comparison, compare, optimism
-from distill_runner.report.comparison_text import as_mapping, sentence
 from distill_runner.report.figures import comparison_figure, drawable, save, score_figure, write_pictures
-from distill_runner.report.formats import WIDTH, as_csv, latex, markdown, terminal
-from distill_runner.report.page import default_comparisons, html
+from distill_runner.report.formats import WIDTH, as_csv, default_comparisons, html, latex, markdown, terminal
+from distill_runner.report.lines import as_mapping, as_markdown, sentence
 from distill_runner.report.rows import ResultTable, tabulate
 
 
@@ -56,7 +55,7 @@ def show_comparison(options: Namespace) -> None:
         return
     formats = {
         "terminal": lambda: "\n".join(fill(sentence(one), WIDTH, subsequent_indent="  ") for one in comparisons) + "\n",
-        "markdown": lambda: comparison_text.markdown(comparisons),
+        "markdown": lambda: as_markdown(comparisons),
         "json": lambda: json.dumps([as_mapping(one) for one in comparisons], indent=1) + "\n",
     }
     _print_or_write(formats[options.format](), options.out)

@@ -12,7 +12,7 @@ from distill_runner.common.files import without_paths
 from distill_runner.common.hub import is_hub_id
 from distill_runner.datasets.evaluate_metrics import hub_name
 from distill_runner.report.collect import Result, label
-from distill_runner.report.page import template
+from distill_runner.report.formats import template
 from distill_runner.report.published import NOT_COMPARABLE
 
 CARD, SCORES = "README.md", ".eval_results"
