@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isclose
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
@@ -208,26 +207,40 @@ def compare_cells(
     metric = one.runs[0]["metric"]
     if metric != other.runs[0]["metric"]:
         return Comparison(*names, ("their metrics differ",))
-    one, other, left_out = _of_shared_seeds(one, other)
+    of_other = {run["seed"] for run in other.runs}
+    seeds = [seed for seed in dict.fromkeys(run["seed"] for run in one.runs) if seed in of_other]
+    left_out = []
+    if len(seeds) > 1:
+        count = len(one.runs) + len(other.runs)
+        one, other = (SettingScores(tuple(run for run in point.runs if run["seed"] in seeds)) for point in (one, other))
+        if len(one.runs) + len(other.runs) < count:
+            left_out = [f"of the {quantity(len(seeds), 'seed')} that both rows have"]
     scores, problems = _paired_scores(one, other)
     examples = scores.test() if scores else None
     if examples and examples.low is None:
         problems.append(f"too few for an interval: {examples.differing} of {examples.units} differ")
-    seeds = _shared_seeds(one, other)
-    seeds_p = None
-    means = [
-        [fmean(run["score"] for run in point.runs if run["seed"] == seed) for seed in seeds] for point in (one, other)
-    ]
+    runs, size = (*one.runs, *other.runs), len(one.runs)
+
+    def by_seed(values: np.ndarray) -> np.ndarray:
+        """Return the differences (..., seeds) of the means of values (..., runs)."""
+        of_seeds = [[n for n, run in enumerate(runs) if run["seed"] == seed] for seed in seeds]
+        pairs = [([n for n in of_seed if n < size], [n for n in of_seed if n >= size]) for of_seed in of_seeds]
+        return np.stack([values[..., a].mean(-1) - values[..., b].mean(-1) for a, b in pairs], axis=-1)
+
+    seeds_p = methods = None
     if len(seeds) < 2:
         verb = "is" if len(seeds) == 1 else "are"
         problems.append(f"no test over seeds: it needs at least two that both rows ran; there {verb} {len(seeds)}")
-    elif np.ptp(np.subtract(means[0], means[1])) < 1e-12:
+    elif np.ptp(differences := by_seed(np.array([run["score"] for run in runs]))) < 1e-12:
         problems.append("no t-test: the difference is the same for every seed")
     else:
-        from scipy.stats import ttest_rel  # imported here: it takes half a second
+        from scipy.stats import ttest_1samp  # imported here: it takes half a second
 
-        seeds_p = float(ttest_rel(means[0], means[1]).pvalue)
-    methods = _test_methods(one, other, scores, examples, looks) if scores and examples else None
+        seeds_p = float(ttest_1samp(differences, 0.0).pvalue)
+    if scores and examples and len(seeds) > 1 and examples.variance is not None:
+        minimum, step = examples.variance if scores.exact_interval else 0.0, 1 / examples.examples
+        observed, resampled = by_seed(scores.observed).tolist(), by_seed(scores.resampled)
+        methods = MethodTest.from_seeds(observed, resampled, minimum, step, looks)
     # Larger grids have larger maxima, and p-values after a choice are too small.
     points = [len(cell.points) if cell.is_optimistic else 1 for cell in cells.values()]
     text = f"the best of {points[0]} and of {points[1]} points were chosen on these examples: p is too small"
@@ -244,15 +257,6 @@ def compare_cells(
         margin,
         is_selected=bool(selected),
     )
-
-
-def _of_shared_seeds(first: SettingScores, second: SettingScores) -> tuple[SettingScores, SettingScores, list[str]]:
-    """Return the runs of the seeds that both have, if there are two or more, and a remark if others are left out."""
-    shared = _shared_seeds(first, second)
-    one, other = (tuple(run for run in point.runs if run["seed"] in shared) for point in (first, second))
-    if len(shared) < 2 or (len(one), len(other)) == (len(first.runs), len(second.runs)):
-        return first, second, []
-    return SettingScores(one), SettingScores(other), [f"of the {quantity(len(shared), 'seed')} that both rows have"]
 
 
 def _paired_scores(first: SettingScores, second: SettingScores) -> tuple[PairedScores | None, list[str]]:
@@ -299,11 +303,8 @@ class Predictions:
         Raises:
             OSError, ValueError, KeyError: the file is truncated, or not written by this package.
         """
-        with np.load(file) as arrays:
-            return cls._from_arrays(arrays, metric)
-
-    @classmethod
-    def _from_arrays(cls, arrays: Mapping[str, np.ndarray], metric: str) -> "Predictions":
+        with np.load(file) as stored:
+            arrays = dict(stored)
         for source in ("counts", "score"):
             if (values := arrays.get(f"{source}-{metric}")) is not None:
                 return cls(source, values, arrays["clusters"])
@@ -330,28 +331,3 @@ def _predictions(run: Result) -> Predictions | None:
     except (OSError, ValueError, KeyError):  # truncated, or not written by this package
         return None
     return predictions if isclose(predictions.score(run["metric"]), run["score"], abs_tol=1e-6) else None
-
-
-def _test_methods(
-    first: SettingScores, second: SettingScores, scores: PairedScores, examples: ExampleTest, looks: int
-) -> MethodTest | None:
-    """Test over seeds and examples, with the seeds that both ran; None below two, or if too few examples differ."""
-    shared = _shared_seeds(first, second)
-    if len(shared) < 2 or examples.variance is None:
-        return None
-    columns = np.array([run["seed"] for point in (first, second) for run in point.runs])
-    numbers = np.arange(len(columns))
-    is_first = numbers < len(first.runs)
-    pairs = [[numbers[(columns == seed) & of_row] for of_row in (is_first, ~is_first)] for seed in shared]
-
-    def by_seed(values: np.ndarray) -> np.ndarray:
-        return np.stack([values[..., one].mean(-1) - values[..., other].mean(-1) for one, other in pairs], axis=-1)
-
-    minimum = examples.variance if scores.exact_interval else 0.0
-    step = 1 / examples.examples
-    return MethodTest.from_seeds(by_seed(scores.observed).tolist(), by_seed(scores.resampled), minimum, step, looks)
-
-
-def _shared_seeds(first: SettingScores, second: SettingScores) -> list[int]:
-    seeds = {run["seed"] for run in second.runs}
-    return [seed for seed in dict.fromkeys(run["seed"] for run in first.runs) if seed in seeds]

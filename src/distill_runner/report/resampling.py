@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 from math import lcm
 
 import numpy as np
@@ -72,6 +72,9 @@ class PairedScores(ABC):
         examples, units: numbers of examples and of units.
         is_different: (units,), whether the methods differ on a unit.
         draws: number of draws that the cost of the metric allows.
+        signs: numbers of units on which the first and the second method are better; None unless only they matter.
+        is_mean_of_examples: whether the score is a mean over independent examples, each between 0 and 1.
+        exact_interval: bounds and variance where too few examples differ for percentiles; else None.
     """
 
     sizes: tuple[int, int]
@@ -79,6 +82,9 @@ class PairedScores(ABC):
     units: int
     is_different: np.ndarray
     draws: int
+    signs: tuple[int, int] | None = None
+    is_mean_of_examples: bool = False
+    exact_interval: tuple[float, float, float] | None = None
 
     @abstractmethod
     def scores(self, counts: np.ndarray) -> np.ndarray:
@@ -152,9 +158,7 @@ class PairedScores(ABC):
 
     def score_interval(self, runs: slice) -> tuple[float, float]:
         """Return the bounds of the 95% interval over units of the mean score of some runs: bootstrap percentiles."""
-        means = self.resampled[:, runs].mean(axis=1)
-        low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        return float(low), float(high)
+        return _percentiles(self.resampled[:, runs].mean(axis=1))
 
     def _permutation_p(self, observed: float, differing: int) -> tuple[float, bool]:
         """Return the share of permutations whose difference is at least as large, and whether all were counted.
@@ -162,10 +166,10 @@ class PairedScores(ABC):
         Permutations that are drawn count together with the observed one, so that the p-value is at least
         1 / (draws + 1) (Phipson & Smyth 2010).
         """
-        if (counts := self.signs()) is not None:
+        if self.signs is not None:
             from scipy.special import bdtr
 
-            return min(1.0, 2 * float(bdtr(min(counts), sum(counts), 0.5))), True
+            return min(1.0, 2 * float(bdtr(min(self.signs), sum(self.signs), 0.5))), True
         is_exact = 2**differing <= self.draws
         draws = 2**differing if is_exact else self.draws
         generator, extreme, start = np.random.default_rng(SEED), 0, 0
@@ -180,26 +184,12 @@ class PairedScores(ABC):
             start += count
         return (extreme / draws, True) if is_exact else ((1 + extreme) / (1 + draws), False)
 
-    def signs(self) -> tuple[int, int] | None:
-        """Numbers of units on which the first and the second method are better; None unless only they matter."""
-        return None
-
     def _percentile_interval(self, differing: int) -> tuple[float, float, float] | None:
         if differing < FEW_UNITS and not (self.is_mean_of_examples and differing >= FEW_EXAMPLES):
             return None
         differences = self.difference(self.resampled)
-        low, high = np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        return None if high - low < 1e-12 else (float(low), float(high), float(differences.var(ddof=1)))
-
-    @property
-    def is_mean_of_examples(self) -> bool:
-        """Whether the score is a mean over independent examples, each between 0 and 1."""
-        return False
-
-    @property
-    def exact_interval(self) -> tuple[float, float, float] | None:
-        """Bounds and variance where too few examples differ for percentiles; None otherwise, or if there are none."""
-        return None
+        low, high = _percentiles(differences)
+        return None if high - low < 1e-12 else (low, high, float(differences.var(ddof=1)))
 
 
 class SummedScores(PairedScores):
@@ -252,7 +242,8 @@ class SummedScores(PairedScores):
         """Difference (units,) of the means over runs, of a score that is a mean."""
         return np.asarray(self.difference(np.moveaxis(self.statistics[..., 0], 0, -1)))
 
-    def signs(self) -> tuple[int, int] | None:
+    @cached_property
+    def signs(self) -> tuple[int, int] | None:  # type: ignore[override]
         if self.score is not mean_of_sums:
             return None
         nonzero = self.unit_differences[np.abs(self.unit_differences) > 1e-12]
@@ -260,12 +251,12 @@ class SummedScores(PairedScores):
             return None
         return int((nonzero > 0).sum()), int((nonzero < 0).sum())
 
-    @property
+    @cached_property
     def is_mean_of_examples(self) -> bool:
         values, sizes = self.statistics[..., 0], self.statistics[..., 1]
         return self.score is mean_of_sums and bool((sizes == 1).all() and values.min() >= 0 and values.max() <= 1)
 
-    @property
+    @cached_property
     def exact_interval(self) -> tuple[float, float, float] | None:
         """Bounds and variance for few differing examples or for equal differences, whose percentiles are too close.
 
@@ -354,7 +345,12 @@ def clustered_scores(first: Sequence[np.ndarray], second: Sequence[np.ndarray], 
     return SummedScores(one, other, mean_of_sums, clusters)
 
 
+def _percentiles(values: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
 def _blocks(draws: int, units: int) -> list[int]:
     """Numbers of draws of blocks of at most ``CHUNK`` numbers."""
     size = max(1, CHUNK // units)
-    return list(chain([size] * (draws // size), [draws % size] if draws % size else []))
+    return [min(size, draws - start) for start in range(0, draws, size)]
