@@ -87,4 +87,4 @@ def test_a_second_metric_that_a_paper_prints_has_a_column(tmp_path: Path) -> Non
     assert (accuracy.numbers["published"], accuracy.numbers["source"]) == (77.21, "Internal KD Table 1")
     assert accuracy.kind == "chosen by f1_weighted"
     assert table_lines(table)[0] == ["rte", "rte accuracy"]
-    assert table.teachers[0].scores["rte accuracy"] == 80.0
+    assert table.teachers[0].numbers["rte accuracy"]["value"] == 80.0

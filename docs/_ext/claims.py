@@ -225,10 +225,15 @@ def compare_differences(
         is_selected=own.is_selected or others.is_selected,
         difference=2 * half.difference if half.difference is not None else None,
         examples=None,
-        methods=half.methods.times(2) if half.methods else None,
+        methods=_doubled(half.methods) if half.methods else None,
         margin=margin,
         fixed_stages={**others.fixed_stages, **own.fixed_stages},
     )
+
+
+def _doubled(test: MethodTest) -> MethodTest:
+    variances = {"seed_variance": 4 * test.seed_variance, "example_variance": 4 * test.example_variance}
+    return replace(test, difference=2 * test.difference, **variances)
 
 
 def outcomes(claims: ClaimsFile, results: Sequence[Result] = ()) -> list[Outcome]:

@@ -252,12 +252,12 @@ class SummedScores(PairedScores):
         return int((nonzero > 0).sum()), int((nonzero < 0).sum())
 
     @cached_property
-    def is_mean_of_examples(self) -> bool:
+    def is_mean_of_examples(self) -> bool:  # type: ignore[override]
         values, sizes = self.statistics[..., 0], self.statistics[..., 1]
         return self.score is mean_of_sums and bool((sizes == 1).all() and values.min() >= 0 and values.max() <= 1)
 
     @cached_property
-    def exact_interval(self) -> tuple[float, float, float] | None:
+    def exact_interval(self) -> tuple[float, float, float] | None:  # type: ignore[override]
         """Bounds and variance for few differing examples or for equal differences, whose percentiles are too close.
 
         Both shares, of examples on which one method is better and of those on which the other is, have exact intervals

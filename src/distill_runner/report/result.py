@@ -24,19 +24,7 @@ from distill_runner.report.scores import (
     scores_on_validation,
 )
 
-PACKAGES = (
-    "distill-run",
-    "torch",
-    "transformers",
-    "datasets",
-    "tokenizers",
-    "evaluate",
-    "numpy",
-    "hydra-core",
-    "omegaconf",
-    "scikit-learn",
-    "wandb",
-)
+PACKAGES = "distill-run torch transformers datasets tokenizers evaluate numpy hydra-core omegaconf scikit-learn wandb"
 """Packages whose versions a run records."""
 
 
@@ -174,7 +162,7 @@ def stage_assumptions(stage: Stage) -> list[str]:
 def environment() -> dict[str, Any]:
     """Return the time, the versions of Python and packages, the platform, and the commit of a checkout, if any."""
     versions = {}
-    for package in PACKAGES:
+    for package in PACKAGES.split():
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

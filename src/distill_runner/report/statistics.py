@@ -165,11 +165,6 @@ class MethodTest:
         half = self.half_width()
         return self.difference - half, self.difference + half
 
-    def times(self, factor: float) -> "MethodTest":
-        """Return the test of the difference times ``factor``."""
-        variances = (factor**2 * self.seed_variance, factor**2 * self.example_variance)
-        return MethodTest(factor * self.difference, self.seeds, *variances, self.looks)
-
     def with_seeds(self, seeds: int) -> "MethodTest":
         """Return the test that another number of seeds with the same scatter and difference would give."""
         return MethodTest(self.difference, seeds, self.seed_variance * self.seeds / seeds, self.example_variance)
