@@ -111,14 +111,6 @@ def test_labels_alone_have_no_teacher_to_ask_for(tmp_path: Path) -> None:
     assert (only(unfit, runs).numbers, only(unfit, runs).remark) == ("", "")
 
 
-def test_two_settings_of_one_method_are_compared(tmp_path: Path) -> None:
-    """Each side alone would have the method's name: they are two rows all the same."""
-    runs = seeds_of(tmp_path, "a", 100, settings={"ce.kind": "one"})
-    runs += seeds_of(tmp_path, "b", 150, settings={"ce.kind": "two"})
-    claims = claims_of(runs={"task": "rte", "method": "alp"}, first={"ce.kind": "one"}, second={"ce.kind": "two"})
-    assert "| 5 | **holds** | runs |" in claims_page(claims, [only(claims, runs)])
-
-
 def correct_of(runs: list[dict[str, Any]]) -> np.ndarray:
     """(seeds, examples)."""
     files = [Path(run["folder"]) / "predictions-validation.npz" for run in runs]
@@ -161,18 +153,6 @@ def test_a_gap_is_compared_with_a_gap_of_other_rows(tmp_path: Path) -> None:
     selected = only(claims_of(**trial), alp + rkd + alp_2 + rkd_2 + grid).comparison
     assert selected is not None
     assert selected.is_selected
-
-
-def test_the_p_values_of_a_claim_are_corrected_together(tmp_path: Path) -> None:
-    runs = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
-    claims = claims_of()
-    (claim,) = claims.claims
-    twice = claims.model_copy(update={"claims": (claim.model_copy(update={"trials": claim.trials * 2}),)})
-    one, other = outcomes(twice, runs)
-    assert one.comparison is not None
-    assert one.comparison.methods is not None
-    assert one.comparison.corrected["methods"] == pytest.approx(2 * one.comparison.methods.p)
-    assert one.comparison == other.comparison
 
 
 def test_the_numbers_of_a_page_give_its_tests_again() -> None:

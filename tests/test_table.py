@@ -177,16 +177,6 @@ def test_a_model_card_names_its_base_and_no_folder_of_a_machine() -> None:
     assert "/home" not in body + str(front)
 
 
-@pytest.mark.parametrize("style", ["terminal", "markdown", "latex"])
-def test_an_undefined_score_is_no_plain_zero(style: str) -> None:
-    """MCC of a student that predicts one class was printed as 0.00, like the score of a bad one."""
-    entry = {"topic": "scores", "text": "", "warnings": [], "undefined": {"validation": {"matthews": "one class"}}}
-    runs = [result(seed=1, metric="matthews", score=0.0, account=[entry]), result(seed=2, metric="matthews", key="b")]
-    text = " ".join(api.table(runs, style).split())
-    assert "the metric of 1 of 2 runs is undefined (one class), which counts as 0." in text
-    assert "undefined" not in api.table([result(seed=1, account=[])], style)
-
-
 def test_a_repeated_run_keeps_what_was_added_to_its_card() -> None:
     """The same command again erased the license and the table of the deployment."""
     card = model_card(result())
@@ -236,12 +226,28 @@ def test_the_hub_reads_the_scores_beside_the_card(tmp_path: Path) -> None:
     assert score_files(result(dataset="/home/me/data")) == score_files(result(dataset=None)) == {}
 
 
+WARNING = "validation: the student predicts yes for all 71 examples"
+
+
+@pytest.mark.parametrize(
+    ("entry", "note"),
+    [
+        (
+            {"undefined": {"validation": {"matthews": "one class"}}},
+            "of 1 of 2 runs is undefined (one class), which counts",
+        ),
+        ({"warnings": [WARNING]}, f"a constant prediction in 1 of 2 runs ({WARNING})"),
+    ],
+)
 @pytest.mark.parametrize("style", ["markdown", "latex", "terminal"])
-def test_a_student_that_predicts_one_class_is_said_below_the_table(style: str) -> None:
-    """Six students of WNLI, at 56.34 ± 0.00, passed in silence."""
-    warning = "validation: the student predicts yes for all 71 examples"
-    account = [{"topic": "scores", "text": "see the warning", "warnings": [warning]}]
-    text = api.table([result(seed=1, account=account), result(seed=2, account=[], key="b")], style)
-    plain = " ".join(text.split())
-    assert f"a constant prediction in 1 of 2 runs ({warning})" in plain
-    assert f"  warning    {warning}" in result_row(result(seed=1, account=account)).splitlines()
+def test_a_score_that_says_nothing_is_explained_below_the_table(style: str, entry: dict[str, Any], note: str) -> None:
+    """MCC of a student that predicts one class was printed as 0.00; six students of WNLI passed in silence."""
+    account = [{"topic": "scores", "text": "", "warnings": [], **entry}]
+    first = result(seed=1, metric="matthews", account=account)
+    text = api.table([first, result(seed=2, metric="matthews", account=[], key="b")], style)
+    assert note in " ".join(text.split())
+    assert ("warnings" in entry) == (f"  warning    {WARNING}" in result_row(first).splitlines())
+    assert ("undefined" in entry) == ("undefined" in result_row(first))
+    plain = api.table([result(seed=1, account=[])], style)
+    assert "undefined" not in plain
+    assert "constant" not in plain

@@ -25,19 +25,7 @@ from distill_runner.report.result import describe_run
 from distill_runner.report.row_names import row_names
 from helpers.words import WORDS
 
-SKIPPED = (
-    "hydra",
-    "sweep",
-    "store",
-    "tracker",
-    "template",
-    "plan",
-    "stage",
-    "seed",
-    "recipe",
-    "method.name",
-    "task.name",
-)
+SKIPPED = "hydra sweep store tracker template plan stage seed recipe method.name task.name"
 """Keys that choose no run: where it is kept, its name by design, and what is asked of it."""
 RUNTIME = ("device", "targets_only", "pause_after", "workers_per_gpu")
 """Options of the runtime that stop a run, or need a GPU."""
@@ -78,14 +66,9 @@ def make_encoder(folder: Path, seed: int, texts: Sequence[str]) -> None:
 
     folder.mkdir()
     train_wordpiece([*WORDS, *sorted(texts)], 120, folder)
-    sizes: dict[str, Any] = {
-        "num_hidden_layers": 4,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-    }
     torch.manual_seed(seed)
     vocab_size = len(AutoTokenizer.from_pretrained(folder))
+    sizes = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
     BertModel(BertConfig(vocab_size=vocab_size, max_position_embeddings=96, **sizes)).save_pretrained(folder)
 
 
@@ -137,7 +120,7 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted name and value of every option that is a value, or a list of values."""
     for key, value in node.items():
         name = f"{prefix}{key}"
-        if any(name == skipped or name.startswith(f"{skipped}.") for skipped in SKIPPED):
+        if any(name == skipped or name.startswith(f"{skipped}.") for skipped in SKIPPED.split()):
             continue
         if isinstance(value, Mapping):
             yield from leaves(value, f"{name}.")
@@ -237,14 +220,10 @@ class Walk:
         run = typed_run(config)
         stage = resolve(run.stages, "student", run.runtime.precision)
         identity = recorded_identity(stage, training_conditions(run.runtime))
-        scored = {
-            "status": "done",
-            "score": 0.5,
-            "metric": "accuracy",
-            "student": {"num_layers": stage.shape.num_layers},
-        }
+        student = {"num_layers": stage.shape.num_layers}
         named = describe_run(run)
-        return {**identity, **named, **scored, "student": named["student"] | scored["student"]}
+        scored = {"status": "done", "score": 0.5, "metric": "accuracy", "student": named["student"] | student}
+        return {**identity, **named, **scored}
 
     def try_pair(self, name: str, key: str, value: Any) -> bool:
         """Compare a base with the run that differs in ``key``; False if the value is not valid."""
