@@ -1,8 +1,7 @@
 """Results of runs, read from run folders: finished, failed, interrupted, or still running."""
 
 import logging
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -48,11 +47,11 @@ def read_results(roots: Iterable[Path]) -> list[Result]:
     Returns:
         One result per run. A folder without a complete result is skipped, with a warning if it has files of a run.
     """
-    results: dict[Path, Result] = {}
-    for folder in (folder for root in roots for folder in _run_folders(root)):
-        if folder not in results and (result := read_result(folder)):
-            results[folder] = result
-    return list(results.values())
+    folders = dict[Path, None]()
+    for root in (root.absolute() for root in roots):
+        runs = [root] if _has_files(root) else sorted(folder for folder in root.iterdir() if folder.is_dir())
+        folders |= dict.fromkeys(runs)
+    return [result for folder in folders if (result := read_result(folder))]
 
 
 def select_results(folders: Sequence[Path], filters: Mapping[str, Sequence[str] | None]) -> list[Result]:
@@ -99,16 +98,6 @@ def upstream_keys(spec: Mapping[str, Any]) -> list[str]:
 def pictures_of(folder: Path) -> list[Path]:
     """Return the pictures of examples in a run's folder; tasks whose examples are texts save none."""
     return sorted((folder / PICTURES).glob("*.png"))
-
-
-def _run_folders(root: Path) -> Iterator[Path]:
-    root = root.absolute()
-    if _has_files(root):
-        yield root
-        return
-    with os.scandir(root) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir())
-    yield from (root / name for name in names)
 
 
 def _has_files(folder: Path) -> bool:

@@ -172,7 +172,7 @@ def compare_rows(task: str, first: Row, second: Row, margin: float | None = None
     points = [(row.name, point) for row in (first, second) if (point := row.cells[task].best_point)]
     if len(points) < 2:
         return comparison
-    stages = [set(_fixed_stages(point.runs).items()) for _, point in points]
+    stages = [set(shared_stages(point.runs).items()) for _, point in points]
     remarks = [f"both rows share one {stage}" for stage, _ in sorted(stages[0] & stages[1])]
     fixed_stages = {}
     for (name, _), of_row in zip(points, stages, strict=True):
@@ -187,13 +187,6 @@ def compare_rows(task: str, first: Row, second: Row, margin: float | None = None
 def has_repeated_seeds(runs: Sequence[Result]) -> bool:
     """Return whether several runs have one seed of the student: other seeds of earlier stages set them apart."""
     return len({run["seed"] for run in runs}) < len(runs)
-
-
-def _fixed_stages(runs: Sequence[Result]) -> dict[str, str]:
-    """Return the stages before the student that all seeds share, each with its key."""
-    specs = runs[0].get("specs") or {}
-    keys = {spec.get("stage"): key for key, spec in specs.items()}
-    return {stage: keys.get(stage, "") for stage in shared_stages(runs)}
 
 
 def compare_cells(

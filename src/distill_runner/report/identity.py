@@ -239,10 +239,14 @@ def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
-def shared_stages(runs: Sequence[Result]) -> list[str]:
-    """Return the stages before the student that all seeds share: their scatter is smaller than that of the method."""
+def shared_stages(runs: Sequence[Result]) -> dict[str, str]:
+    """Return the stages before the student that all seeds share, each with its key.
+
+    The scatter of these seeds is smaller than that of the method.
+    """
     identities = [identity for run in runs if (identity := identity_of(run))]
     if len(identities) < 2:
-        return []
+        return {}
     seeds = {stage: {identity.seeds.get(f"{stage}.seed") for identity in identities} for stage in identities[0].stages}
-    return [stage for stage, values in seeds.items() if len(values) == 1]
+    keys = {spec.get("stage"): key for key, spec in runs[0]["specs"].items()}
+    return {stage: keys.get(stage, "") for stage, values in seeds.items() if len(values) == 1}
