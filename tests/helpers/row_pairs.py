@@ -68,7 +68,12 @@ def make_encoder(folder: Path, seed: int, texts: Sequence[str]) -> None:
     train_wordpiece([*WORDS, *sorted(texts)], 120, folder)
     torch.manual_seed(seed)
     vocab_size = len(AutoTokenizer.from_pretrained(folder))
-    sizes = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 4,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
     BertModel(BertConfig(vocab_size=vocab_size, max_position_embeddings=96, **sizes)).save_pretrained(folder)
 
 
