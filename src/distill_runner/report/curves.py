@@ -84,7 +84,7 @@ def curve_cells(
     if axis not in AXES:
         raise UserError("--by", axis, "there is no such axis", f"Known: {', '.join(AXES)}.")
     finished = distinct(filter(is_scored, results))
-    on_axis = [(result, tick) for result in finished if (tick := _tick(result, axis)) is not None]
+    on_axis = [(result, place) for result in finished if (place := _tick(result, axis)) is not None]
     if not on_axis:
         raise UserError("--by", axis, "no finished run has a value on this axis")
     several_tasks = len({result["task"] for result, _ in on_axis}) > 1

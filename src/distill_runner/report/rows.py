@@ -364,7 +364,7 @@ def _teacher_numbers(run: Result) -> dict[str, Any]:
         papers = [paper for paper in papers if number["source"].startswith(published.titles()[paper])]
     model = published.ScoredModel(**teacher, teacher=run["teacher"], teacher_type=teacher.get("model_type"))
     printed = published.find(TEACHER, _quantity(run), model, papers=papers)
-    return {"value": score} | _printed(printed and printed.model_dump(), score)
+    return {"value": score} | _printed(printed.model_dump() if printed else None, score)
 
 
 def _quantity(entry: Result) -> published.Quantity:
