@@ -14,8 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
 from distill_runner.common.errors import format_value, quantity
-from distill_runner.common.files import atomic_replacement
-from distill_runner.common.sharing import without_paths
+from distill_runner.common.files import atomic_replacement, without_paths
 from distill_runner.common.terminal import duration, markdown_table
 from distill_runner.report.collect import Result, constant_prediction, label, pictures_of, settings, undefined_reason
 from distill_runner.report.compare import Comparison, compare, has_repeated_seeds, optimism
