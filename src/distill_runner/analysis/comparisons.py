@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SEED = 0
 """Seed of ``sample``."""
-TEACHER = "teacher"
+_TEACHER = "teacher"
 BLUE, RED, GREEN, *OTHERS = COLORS
 """Colors as in ALP-KD's figures: the teacher green, the first student blue, the second red."""
 
@@ -282,14 +282,14 @@ def draw_states(
     """
     from matplotlib.figure import Figure
 
-    styles = {TEACHER: {"color": GREEN, "marker": "^"}}
+    styles = {_TEACHER: {"color": GREEN, "marker": "^"}}
     for number, name in enumerate(students):
         styles[name] = {"color": (BLUE, RED, *OTHERS)[number % (len(COLORS) - 1)], "marker": "osDv"[number % 4]}
     with style():
         figure = Figure(figsize=(max(5.0, 3.6 * len(layer_pairs)), 6.2), layout="constrained")
         grid = figure.subplots(2, len(layer_pairs), squeeze=False)
         for (plane, lower), (j, k) in zip(grid.T, layer_pairs.items(), strict=True):
-            states = {TEACHER: teacher[k]} | {name: layers[j] for name, layers in students.items()}
+            states = {_TEACHER: teacher[k]} | {name: layers[j] for name, layers in students.items()}
             coordinates, explained = principal_components(list(states.values()))
             for name, points in zip(states, coordinates, strict=True):
                 plane.plot(*points.T, linestyle="", markersize=4, alpha=0.6, markeredgewidth=0, **styles[name])
@@ -299,7 +299,7 @@ def draw_states(
             plane.set_ylabel(f"second component ({explained[1]:.0%})")
             plane.set_title(f"student layer {j}, teacher layer {k}")
             for name in students:
-                values = distances(states[name], states[TEACHER])
+                values = distances(states[name], states[_TEACHER])
                 lower.plot(range(1, len(values) + 1), values, linewidth=0.8, markersize=2.5, **styles[name])
                 lower.axhline(values.mean(), color=styles[name]["color"], linestyle="--", linewidth=1)
             lower.set_xlabel("example")

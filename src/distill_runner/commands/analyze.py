@@ -185,7 +185,7 @@ def _with_unique_names(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     return [replace(run, name=f"{run.name}, {run.folder.name}") if counts[run.name] > 1 else run for run in runs]
 
 
-ANALYSES: dict[str, Callable[[Sequence[FinishedRun], Namespace], Any]] = {
+_ANALYSES: dict[str, Callable[[Sequence[FinishedRun], Namespace], Any]] = {
     function.__name__: function for function in (agreement, samples, history, attention, alpha, states)
 }
 
@@ -214,7 +214,7 @@ def analyze(options: Namespace) -> None:
             raise errors[0]
         for refusal in errors:
             print(f"left out: {refusal}", file=sys.stderr)
-        figure = ANALYSES[options.what](_with_unique_names([*runs.values()]), options)
+        figure = _ANALYSES[options.what](_with_unique_names([*runs.values()]), options)
     if figure is not None:
         file = options.out or Path(f"{options.what}.png")
         save(figure, file)

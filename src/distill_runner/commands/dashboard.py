@@ -15,8 +15,8 @@ from distill_runner.common.errors import UserError, root_cause
 from distill_runner.tasks import TASK_TYPES
 from distill_runner.tracking.trackers import imported
 
-RATE, TEMPERATURE = "settings/optim/lr", "settings/kd/temperature"
-COLUMNS = (
+_RATE, TEMPERATURE = "settings/optim/lr", "settings/kd/temperature"
+_COLUMNS = (
     "task",
     "method",
     "mapping",
@@ -24,7 +24,7 @@ COLUMNS = (
     "score",
     "teacher_score",
     "published/value",
-    *(RATE, TEMPERATURE),
+    *(_RATE, TEMPERATURE),
     "seed",
     "best_epoch",
     "seconds",
@@ -82,8 +82,8 @@ def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]
 
     # For ALP-KD, the weights are beta (ce), eta (kd) and lambda (intermediate).
     weights = [f"settings/{term}/weight" for term in terms]
-    score, names = wr.SummaryMetric("score"), [RATE, TEMPERATURE, *weights]
-    axes = [wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(name), log=name == RATE or None) for name in names]
+    score, names = wr.SummaryMetric("score"), [_RATE, TEMPERATURE, *weights]
+    axes = [wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric(name), log=name == _RATE or None) for name in names]
     panels: dict[str, list[Any]] = {
         "Results": [
             bars("Score, mean of all runs of a task and method", "mean"),
@@ -98,7 +98,7 @@ def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]
         ],
         "Losses": [curve(f"loss/{term}") for term in terms] + [curve("loss")],
         "Hyper-parameters": [
-            *(wr.ScatterPlot(x=wr.SummaryMetric(name), y=score, log_x=name == RATE or None) for name in names),
+            *(wr.ScatterPlot(x=wr.SummaryMetric(name), y=score, log_x=name == _RATE or None) for name in names),
             wr.ParallelCoordinatesPlot(columns=[*axes, wr.ParallelCoordinatesPlotColumn(score)]),
             wr.ParameterImportancePlot(with_respect_to="score"),
         ],
@@ -113,7 +113,7 @@ def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]
         runset_settings=ws.RunsetSettings(
             filters=ws.And(ws.Metric("Group") == sweep) if sweep else "",
             order=[ws.Ordering(ws.Summary("score"), ascending=False)],
-            pinned_columns=[f"summary:{name}" for name in (*COLUMNS, *weights)],
+            pinned_columns=[f"summary:{name}" for name in (*_COLUMNS, *weights)],
         ),
         auto_generate_panels=True,  # shows other values, which a user's own method logs
     )

@@ -15,9 +15,9 @@ from distill_runner.common.errors import UserError, suggestion
 
 RUNS = Path("outputs/runs")
 FORMATS = ("terminal", "markdown", "csv", "latex", "html", "picture")
-AXES = ("size", "width", "transfer_size", "transfer", "share", "updates")
+_AXES = ("size", "width", "transfer_size", "transfer", "share", "updates")
 SHELLS = ("bash", "zsh")
-ANALYSES = {
+_ANALYSES = {
     "agreement": "how often teacher and student are right or wrong (a table)",
     "samples": "examples that the teacher predicts correctly and a student does not (a table)",
     "history": "score per epoch, and the epochs at which a schedule moved on from a layer (history.png)",
@@ -122,7 +122,7 @@ example:
 )
 def _curves(parser: Parser) -> None:
     _add_folders(parser)
-    parser.add_argument("--by", choices=AXES, default="size", help="what the axis shows (default: %(default)s)")
+    parser.add_argument("--by", choices=_AXES, default="size", help="what the axis shows (default: %(default)s)")
     _add_out(parser, "file of the picture: .png, .pdf or .svg", required=True)
     parser.add_argument("--task", nargs="+", metavar="TASK", help="only these tasks")
     parser.add_argument("--order", nargs="+", default=[], metavar="VALUE", help="values that come first on the axis")
@@ -132,7 +132,7 @@ def _curves(parser: Parser) -> None:
     "analyze:analyze",
     "compare predictions, attention and states of students with their teacher",
     "analyses:\n"
-    + "".join(f"  {name:10} {meaning}\n" for name, meaning in ANALYSES.items())
+    + "".join(f"  {name:10} {meaning}\n" for name, meaning in _ANALYSES.items())
     + """
 Models and predictions are read from the store of the runs. All runs must have the same task and the same teacher.
 
@@ -141,7 +141,7 @@ example:
 """,
 )
 def _analyze(parser: Parser) -> None:
-    parser.add_argument("what", choices=ANALYSES, help="kind of analysis; see below")
+    parser.add_argument("what", choices=_ANALYSES, help="kind of analysis; see below")
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file of the picture: .png, .pdf or .svg")
     example = "attention: example of the validation split, counted from 0"

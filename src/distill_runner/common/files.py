@@ -36,7 +36,7 @@ SHORTEST_SECRET = 8
 """Characters of the shortest secret; a shorter value may be a word."""
 PATH = re.compile(r"(?<![\w:./~])(?:file://)?(?:~\w*|\.{1,2})?/(?:[^\s'\",;\]/]+/)*([^\s'\",;\]/]+)")
 """A path on this machine; the group is the last name of the path."""
-REMEDY = "Nothing is lost: free some space (distill-run store), then repeat the command to resume."
+_REMEDY = "Nothing is lost: free some space (distill-run store), then repeat the command to resume."
 
 
 def placeholder(file: Path) -> str | None:
@@ -113,7 +113,7 @@ def resource_error(error: BaseException) -> Unavailable | None:
         number = cause.errno if isinstance(cause, OSError) else None
         if number in DISK_FULL or any(message in str(cause) for message in DISK_FULL_MESSAGES):
             place = getattr(cause, "filename", None) or "disk"
-            return Unavailable(str(place), None, "there is no space left on the disk, or a quota is reached", REMEDY)
+            return Unavailable(str(place), None, "there is no space left on the disk, or a quota is reached", _REMEDY)
         if number in TOO_MANY_FILES or any(message in str(cause) for message in TOO_MANY_FILES_MESSAGES):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             place, problem = getattr(cause, "filename", None) or "files", f"too many are open (the limit is {limit})"
@@ -132,7 +132,7 @@ def require_disk_space(folder: Path, num_bytes: int, content: str) -> None:
     """
     if num_bytes > (free := shutil.disk_usage(folder).free):
         problem = f"{content} need {num_bytes / 1e9:.2f} GB, but only {free / 1e9:.2f} GB of the disk are free"
-        raise Unavailable("store.dir", folder, problem, REMEDY)
+        raise Unavailable("store.dir", folder, problem, _REMEDY)
 
 
 def without_paths(text: str) -> str:

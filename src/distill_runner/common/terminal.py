@@ -9,7 +9,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LINES = 15.0
+_SECONDS_BETWEEN_LINES = 15.0
 BAR = 8
 """Columns that a bar has at least."""
 
@@ -80,7 +80,7 @@ class Bar:
         }
         if self.stages.rich and self.task is not None:
             self.stages.rich.update(self.task, total=1, completed=share, **columns)
-        elif now - self.last_line > SECONDS_BETWEEN_LINES:
+        elif now - self.last_line > _SECONDS_BETWEEN_LINES:
             self.last_line = now
             parts = f"{100 * share:3.0f} %  epoch {epoch:.2f}", *columns.values()
             log.info("%s  %s", self.stage, "  ".join(filter(None, parts)))

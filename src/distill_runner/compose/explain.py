@@ -18,7 +18,7 @@ from distill_runner.compose.folders import choices, configuration_keys
 from distill_runner.compose.resolvers import inherit_stages
 
 HELP = "See distill-run --help."
-SOURCES = {
+_SOURCES = {
     "task": "task=custom task.dataset",
     "teacher": "teacher=base teacher.source",
     "student": "student=pretrained student.init.source",
@@ -130,8 +130,8 @@ def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -
     group = next((key for key in keys if file.startswith(f"{key}/")), file.rpartition("/")[0])
     name = file.removeprefix(f"{group}/")
     remedy = suggestion(name, choices(group) or names) or HELP
-    if group in SOURCES and name and (Path(name).exists() or is_hub_id(name)):
-        remedy = f"For a folder or an id of the hub: {SOURCES[group]}={name}"
+    if group in _SOURCES and name and (Path(name).exists() or is_hub_id(name)):
+        remedy = f"For a folder or an id of the hub: {_SOURCES[group]}={name}"
     if group == "hydra/sweeper" and name == "optuna":
         remedy = "pip install 'distill-run[optuna]'"
     return UserError(group, name, "there is no such choice", remedy)

@@ -45,7 +45,7 @@ class RunConfig(Schema):
         return typed_stages
 
 
-PARTS = ("stages", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
+_PARTS = ("stages", "teacher", "runtime", "store", "tracker", "seed", "stage", "plan")
 """Top-level keys of the configuration that a run is made of."""
 
 
@@ -57,8 +57,8 @@ def typed_run(config: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         UserError: the schema refuses a value, or a stage inherits from a name that does not exist.
     """
-    parts = {key: _plain(config[key]) for key in (*PARTS, TEMPLATE) if key in config}
-    values = {key: parts[key] for key in PARTS if key in parts}
+    parts = {key: _plain(config[key]) for key in (*_PARTS, TEMPLATE) if key in config}
+    values = {key: parts[key] for key in _PARTS if key in parts}
     values["stages"] = complete_stages(parts)
     values["teacher"] = {key: parts["teacher"][key] for key in ("name", "source", "fine_tuned")}
     values |= {"method": OmegaConf.select(config, "method.name"), "command": repeat_command(overrides)}
@@ -87,7 +87,7 @@ def repeat_command(overrides: Sequence[str]) -> str:
     return shlex.join(["distill-run", *overrides, *config_dir_option()])
 
 
-WIDTH = 120
+_WIDTH = 120
 """Columns of the lines of ``paper_comparison``."""
 DECLARING = ("recipe", "method", "student", "pretraining")
 """Parts of the configuration that may have ``assumptions``."""
@@ -107,7 +107,7 @@ def paper_comparison(settings: Mapping[str, Any]) -> list[str]:
     lines = []
     for key, value, claim in rows:
         head = f"{key:<{widths[0]}}  {value:<{widths[1]}}  "
-        lines += textwrap.wrap(claim, WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+        lines += textwrap.wrap(claim, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
     return lines
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 TEACHER = "teacher"
 SIZE, LATENCY = "size", "latency"
-AXES = {LATENCY: "p50 of one example in ms", SIZE: "MB"}
-MARKERS = {EXACT: "o", INT8: "s", STATIC: "^"}
+_AXES = {LATENCY: "p50 of one example in ms", SIZE: "MB"}
+_MARKERS = {EXACT: "o", INT8: "s", STATIC: "^"}
 CHOICE: dict[str, Any] = {
     "marker": "o",
     "markersize": 13,
@@ -254,7 +254,7 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
     """
     with style():
         picture, panels_of = panels(2, 2, width=5.2, height=4.0)
-        for panel, (axis, words) in zip(panels_of, AXES.items(), strict=True):
+        for panel, (axis, words) in zip(panels_of, _AXES.items(), strict=True):
 
             def place(row: FrontierRow, axis: str = axis) -> float:
                 return row.latency if axis == LATENCY else row.num_bytes / 1e6
@@ -267,7 +267,7 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
                 widths = [[max(0.0, x - low)], [max(0.0, high - x)]] if axis == LATENCY else None
                 look: dict[str, Any] = {
                     "color": COLORS[6] if row.family is None else COLORS[0],
-                    "marker": MARKERS[row.form],
+                    "marker": _MARKERS[row.form],
                 }
                 panel.errorbar(x, y, heights, widths, elinewidth=0.8, capsize=2, **look)
                 panel.annotate(row.name, (x, y), (4, 4), textcoords="offset points", fontsize=6, color="0.35")
@@ -283,7 +283,7 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
         picture.suptitle(f"{task}: score on validation against latency and size")
         looks: dict[str, Any] = {
             f"student {form}": {"color": COLORS[0], "marker": marker, "linestyle": ""}
-            for form, marker in MARKERS.items()
+            for form, marker in _MARKERS.items()
             if any(row.form == form and row.family is not None for row in rows)
         }
         looks |= {"teacher": {"color": COLORS[6], "marker": "o", "linestyle": ""}, "Pareto set": PARETO}

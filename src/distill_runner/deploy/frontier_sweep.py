@@ -38,11 +38,11 @@ from distill_runner.training.config import MAX_THREADS
 log = logging.getLogger(__name__)
 
 Launch = Callable[[Sequence[Sequence[str]]], Any]
-SCHEMA, PREDICTION_FILE = 2, "predictions.npz"
+_SCHEMA, PREDICTION_FILE = 2, "predictions.npz"
 """Of exports in the store: the number of the code that writes them, and the file with predictions."""
 PROGRAMS = ("onnx", "onnxruntime", "onnxscript", "torch", "transformers")
 """Packages that write and run the files."""
-CHECKED, CALIBRATION = 64, 128
+_CHECKED, CALIBRATION = 64, 128
 """Numbers of validation examples on which ONNX is compared with torch, and of training examples that calibrate."""
 NO_TEST = "++task.test=null"
 """Override of every point: only the student that is chosen is scored on a test split, in the end."""
@@ -160,7 +160,7 @@ class Exporter:
         """
         spec = {
             "kind": "onnx",
-            "schema": SCHEMA,
+            "schema": _SCHEMA,
             "stage": self.stage.key,
             "tokens": self.stage.split_spec(self.split),
             "metrics": self.task.metrics[:1],
@@ -178,7 +178,7 @@ class Exporter:
         if form == EXACT:
             network = load_model(self.pipeline.build(self.stage) / "model", self.stage.head)
             path = onnx.export(network, self.examples.samples(), folder / onnx.FOLDER / onnx.PLAIN)
-            inputs = self.examples.inputs(range(min(CHECKED, len(self.examples))))
+            inputs = self.examples.inputs(range(min(_CHECKED, len(self.examples))))
             outputs, reference = onnx.OnnxEngine(path, 1)(inputs), onnx.TorchEngine(network)(inputs)
             measure.checked_difference(outputs, reference, self.stage.name)
         elif form == INT8:

@@ -52,7 +52,7 @@ TERMS: dict[str, type[LossTerm]] = {
     "margins": MarginLoss,
 }
 """Built-in terms by id. Ids are part of keys in the store: a class may move, but its id must not change."""
-ENTRY_POINTS = "distill_runner.terms"
+_ENTRY_POINTS = "distill_runner.terms"
 """Entry point group in which installed packages register loss terms: ``<id> = "<module>:<class>"``."""
 SCHEDULE = "method.schedule"
 """Key of the schedule among the terms of a spec. It cannot be a term's name: torch allows no dot in module names."""
@@ -72,7 +72,7 @@ def find_term(term: str) -> type[LossTerm]:
     """
     if term in TERMS:
         return TERMS[term]
-    path = term if "." in term else plugins.entry_point(ENTRY_POINTS, term)
+    path = term if "." in term else plugins.entry_point(_ENTRY_POINTS, term)
     if path is None:
         remedy = suggestion(term, TERMS) + " Your own: <module>.<class>, such as my_terms.MyTerm."
         raise UserError(".term", term, "there is no such term", remedy.strip())

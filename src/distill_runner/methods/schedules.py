@@ -20,7 +20,7 @@ from distill_runner.models.features import EncoderShape, FeatureRequest, Feature
 
 log = logging.getLogger(__name__)
 
-KEY = ".method.schedule"
+_KEY = ".method.schedule"
 Limit = Annotated[int, Field(ge=0)]
 Value = TypeVar("Value", int, float)
 
@@ -111,15 +111,15 @@ class LayerSchedule(Schema):
             if values is not None and len(values) not in (1, num_steps := self.num_steps(num_layers)):
                 layers = f"{num_layers} layers are supervised" + (" together" if num_steps < num_layers else "")
                 problem = f"has {len(values)} entries, but {layers}"
-                raise UserError(f"{KEY}.{key}", values, problem, "Give one number for each layer, or one for all.")
+                raise UserError(f"{_KEY}.{key}", values, problem, "Give one number for each layer, or one for all.")
         layered = [name for name, term in terms.items() if isinstance(term, LayeredTerm)]
         if len(layered) in (0, len(terms)):
             missing = "reads the predictions" if layered else "supervises layers"
             problem = f"none of the method's terms ({', '.join(terms)}) {missing}"
-            raise UserError(f"{KEY}.rule", self.rule, problem, "Without a layer schedule: schedule=all.")
+            raise UserError(f"{_KEY}.rule", self.rule, problem, "Without a layer schedule: schedule=all.")
         if self.thresholds is not None and self.watch not in layered:
             problem = "is not a term of the method that supervises layers"
-            raise UserError(f"{KEY}.watch", self.watch, problem, f"Known: {', '.join(sorted(layered))}.")
+            raise UserError(f"{_KEY}.watch", self.watch, problem, f"Known: {', '.join(sorted(layered))}.")
 
     def check_epochs(self, num_layers: int, num_epochs: int) -> None:
         """Check that the layers leave an epoch for the terms on predictions, where these run only at the end.
@@ -141,7 +141,7 @@ class LayerSchedule(Schema):
             raise UserError(".optim.epochs", 1, problem, remedy)
         if (layered := sum(self.step_limits(num_layers, num_epochs))) >= num_epochs:
             problem = f"{num_layers} layers take {layered} of {num_epochs} epochs and leave none for the predictions"
-            raise UserError(f"{KEY}.limits", self.limits, problem, remedy)
+            raise UserError(f"{_KEY}.limits", self.limits, problem, remedy)
 
 
 def _broadcast(values: list[Value], count: int) -> list[Value]:

@@ -29,11 +29,11 @@ CLASSES = {
     "FEATURE_EXTRACTION": "AutoModel",
 }
 """Class of the model with an adapter, by ``task_type``; without one, names of tensors say whether it has a head."""
-HEAD = re.compile(r"(classifier|score|out_proj|qa_outputs)\.weight$")
-PREFIX = "base_model.model."
+_HEAD = re.compile(r"(classifier|score|out_proj|qa_outputs)\.weight$")
+_PREFIX = "base_model.model."
 BACKBONES = ("encoder.", "embeddings.", "layers.", "transformer.")
 """What PEFT puts in front of the names of a model."""
-REMEDY = "pip install peft, or merge it: AutoPeftModel....merge_and_unload().save_pretrained(<new folder>)."
+_REMEDY = "pip install peft, or merge it: AutoPeftModel....merge_and_unload().save_pretrained(<new folder>)."
 
 
 def base_name(folder: Path, name: str, model_weights: Sequence[str]) -> str | None:
@@ -53,7 +53,7 @@ def base_name(folder: Path, name: str, model_weights: Sequence[str]) -> str | No
     spec = importlib.util.find_spec("peft")
     if spec is None or spec.origin is None:  # without an origin, it is a folder of that name
         problem = f"holds a PEFT adapter ({ADAPTER}), which is read only where peft is installed"
-        raise UserError(".model.source", name, problem, REMEDY)
+        raise UserError(".model.source", name, problem, _REMEDY)
     if not any((folder / file).is_file() for file in ADAPTER_FILES[1:]):
         problem = "holds no weights of its adapter"
         raise UserError(".model.source", name, problem, f"Save {' or '.join(ADAPTER_FILES[1:])} too.")
@@ -68,7 +68,7 @@ def base_name(folder: Path, name: str, model_weights: Sequence[str]) -> str | No
 
 def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that an adapter stores as they are, such as a trained head, by their names."""
-    return {name.removeprefix(PREFIX): shape for name, shape in _adapter_shapes(folder).items() if "lora_" not in name}
+    return {name.removeprefix(_PREFIX): shape for name, shape in _adapter_shapes(folder).items() if "lora_" not in name}
 
 
 @contextmanager
@@ -89,10 +89,10 @@ def merged_folder(base: Path, folder: Path, name: str) -> Iterator[Path]:
     import peft
 
     shapes = _adapter_shapes(folder)
-    has_head = any(not key.removeprefix(PREFIX).startswith(BACKBONES) for key in shapes)
+    has_head = any(not key.removeprefix(_PREFIX).startswith(BACKBONES) for key in shapes)
     task_type = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("task_type")
     auto = getattr(transformers, CLASSES.get(task_type, "AutoModelForMaskedLM" if has_head else "AutoModel"))
-    outputs = next((shape[0] for key, shape in shapes.items() if HEAD.search(key) and "lora_" not in key), None)
+    outputs = next((shape[0] for key, shape in shapes.items() if _HEAD.search(key) and "lora_" not in key), None)
     options = {} if outputs is None else {"num_labels": outputs, "ignore_mismatched_sizes": True}
     try:
         with preserved_random_state():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
 Init = Literal["first", "group_top", "alternate", "random", "embeddings_only"]
 
 
@@ -258,7 +258,7 @@ def _config_problem(config: Any) -> str | None:
     ranges: list[tuple[Sequence[str], Any, Callable[[Any], bool], str]] = [
         ((*SIZES, "max_position_embeddings"), int, lambda size: size >= 1, "a whole number above 0"),
         (DROPOUTS, int | float, lambda share: 0 <= share < 1, "a number from 0 to below 1"),
-        (ACTIVATIONS, str, lambda name: name in ACT2FN, "a known activation"),
+        (_ACTIVATIONS, str, lambda name: name in ACT2FN, "a known activation"),
     ]
     for names, kind, fits, expected in ranges:
         for name in names:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SITES = 4
 """Dropout sites per layer: layer k (from 1) has the sites from k * ``SITES`` on. The embeddings have site 0, and the
-head has the sites from ``HEAD`` on."""
-HEAD = 1
+head has the sites from ``_HEAD`` on."""
+_HEAD = 1
 
 Angles = tuple[Tensor, Tensor]
 
@@ -165,7 +165,7 @@ def _run_head(call: _PackedCall, h_TH: Tensor, features: Features) -> None:
             input_RH = call.exact_batch.means(h_TH[: call.num_tokens])
         else:
             input_RH = cls_BH if batch.head_tokens is None else h_TH.index_select(0, batch.head_tokens)
-        features.logits = call.family.logits(call.model, input_RH, _drop_at(call.noise, HEAD, batch.head_tokens))
+        features.logits = call.family.logits(call.model, input_RH, _drop_at(call.noise, _HEAD, batch.head_tokens))
     if call.needs.next_sentence:
         pooled_BH = call.model.base_model.pooler(cls_BH[:, None])
         features.next_sentence = call.model.cls.seq_relationship(pooled_BH)

@@ -46,7 +46,7 @@ MODULE_FILES = (
     "[0-9]*_*/model.safetensors",
 )
 """Name patterns of the files of sentence-transformers that say how an encoder's states become a vector."""
-WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
+_WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
 """Name patterns of a model's weights, the preferred format first."""
 FOLDER_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Name patterns of the weights that determine a folder's fingerprint."""
@@ -122,7 +122,7 @@ class ModelSource:
         """
         folder = self.download()
         names = [name for name in self._file_names(folder) if "/" not in name]
-        name = base_name(folder, self.name, [name for group in WEIGHTS for name in hub.matching_files(names, group)])
+        name = base_name(folder, self.name, [name for group in _WEIGHTS for name in hub.matching_files(names, group)])
         base = None if name is None else resolve_source(name)
         if base is not None and base.base is not None:
             problem = f"the base of its adapter, {base.name}, is an adapter too"
@@ -198,7 +198,7 @@ class ModelSource:
             folder = hub.download(self.commit, small, revision)
             if weights:
                 names = self._file_names(folder)
-                patterns = next((patterns for patterns in WEIGHTS if hub.matching_files(names, patterns)), None)
+                patterns = next((patterns for patterns in _WEIGHTS if hub.matching_files(names, patterns)), None)
                 if patterns is None:
                     raise self._refusal("the repository holds no weights that torch can read")
                 folder = hub.download(self.commit, patterns, revision)

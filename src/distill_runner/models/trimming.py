@@ -32,8 +32,8 @@ from distill_runner.models.features import MPNET, OFFSET_POSITIONS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-KEY, TRIM = ".model.vocabulary", "trim"
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_KEY, TRIM = ".model.vocabulary", "trim"
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 """Tokens of single bytes, for characters that have no token."""
 Merge = tuple[str, str]
 
@@ -58,7 +58,7 @@ def trim_tokenizer(tokenizer: Any, used_ids: np.ndarray, folder: Path) -> np.nda
     marks_parts = model["type"] == "BPE" and (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
     if model["type"] not in ("WordPiece", "BPE", "Unigram") or marks_parts:
         problem = f"the tokenizer is {model['type']}, not WordPiece, Unigram or plain byte pair encoding"
-        raise UserError(KEY, TRIM, problem, "Leave it out.")
+        raise UserError(_KEY, TRIM, problem, "Leave it out.")
     added = {entry["content"]: entry for entry in content["added_tokens"]}
     name_of = {number: token for token, number in ids.items()}
     used = {name_of[number] for number in used_ids.tolist() if number in name_of}
@@ -75,7 +75,7 @@ def trim_tokenizer(tokenizer: Any, used_ids: np.ndarray, folder: Path) -> np.nda
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     if AutoTokenizer.from_pretrained(folder).get_vocab() != new_ids:
         problem = f"{type(tokenizer).__name__} reads other tokens than are saved"
-        raise UserError(KEY, TRIM, problem, "Leave it out.")
+        raise UserError(_KEY, TRIM, problem, "Leave it out.")
     return np.array([ids[token] for token in tokens], dtype=np.int64)
 
 
@@ -86,7 +86,7 @@ def _needed(model: Mapping[str, Any], used: set[str]) -> set[str]:
         characters = {character for token in used for character in token.removeprefix(prefix)}
         return characters | {prefix + character for character in characters} | {model["unk_token"]}
     characters = {character for token in used for character in token}
-    single = characters | set(BYTES) if model["byte_fallback"] else characters
+    single = characters | set(_BYTES) if model["byte_fallback"] else characters
     if model["type"] == "Unigram":
         pieces = model["vocab"]
         least, _ = min(pieces, key=lambda piece: piece[1])
@@ -156,7 +156,7 @@ def trim_embeddings(model: PreTrainedModel, remaining_ids: np.ndarray) -> None:
     padding = getattr(config, "pad_token_id", None)
     if config.model_type in OFFSET_POSITIONS | {MPNET} and new_ids.get(padding) != padding:
         problem = f"a model of type {config.model_type} counts positions from its padding token, id {padding}"
-        raise UserError(KEY, TRIM, f"{problem}, which would get another id", "Leave it out.")
+        raise UserError(_KEY, TRIM, f"{problem}, which would get another id", "Leave it out.")
     old_tensors = network.state_dict()
     with preserved_random_state():
         network.resize_token_embeddings(len(rows))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from distill_runner.models.config import ModelConfig
 
 PoolingMode = Literal["mean", "cls", "last"]
-ACTIVATIONS = {name: getattr(nn, name) for name in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")}
+_ACTIVATIONS = {name: getattr(nn, name) for name in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")}
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 LENGTHS = tuple(f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "xlnet"))
 """Files with the maximum length, of which a folder has one."""
@@ -39,8 +39,8 @@ POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-NAMES: dict[str, PoolingMode] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-REMEDY = f"Poolings that are read: {', '.join(NAMES.values())}; modules: Pooling, Dense and Normalize."
+_NAMES: dict[str, PoolingMode] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+_REMEDY = f"Poolings that are read: {', '.join(_NAMES.values())}; modules: Pooling, Dense and Normalize."
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class DenseLayer(nn.Module):
     def __init__(self, dense: Dense) -> None:
         super().__init__()
         self.linear = nn.Linear(dense.in_features, dense.out_features, dense.bias)
-        self.activation = ACTIVATIONS[dense.activation]()
+        self.activation = _ACTIVATIONS[dense.activation]()
 
     def forward(self, x_BC: Tensor) -> Tensor:
         return self.activation(self.linear(x_BC))
@@ -235,19 +235,19 @@ def _content(folder: Path, name: str) -> SentenceFolder:
     kinds = [str(entry["type"]).rpartition(".")[2] for entry in entries]
     if kinds[:2] != ["Transformer", "Pooling"] or entries[0].get("path"):
         problem = f"begins with the modules {', '.join(kinds[:2])}, or has its encoder in a subfolder"
-        raise UserError(".model.source", name, problem, f"Only an encoder and its pooling are read. {REMEDY}")
+        raise UserError(".model.source", name, problem, f"Only an encoder and its pooling are read. {_REMEDY}")
     pooling = _read_json(folder / entries[1]["path"] / "config.json")
     # In today's spelling, or the older one.
     modes = pooling.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if pooling.get(flag)] or "mean"
     mode = " + ".join([modes] if isinstance(modes, str) else modes)
-    if mode not in NAMES:
-        raise UserError(".model.source", name, f"has the pooling {mode}, which is not read", REMEDY)
+    if mode not in _NAMES:
+        raise UserError(".model.source", name, f"has the pooling {mode}, which is not read", _REMEDY)
     layers: list[Dense | None] = []
     for kind, entry in zip(kinds[2:], entries[2:], strict=True):
         if kind in ("Normalize", "Dense"):
             layers.append(_dense(folder / entry["path"], name) if kind == "Dense" else None)
         elif kind != "Dropout":  # does nothing in evaluation
-            raise UserError(".model.source", name, f"has a module {kind}, which is not read", REMEDY)
+            raise UserError(".model.source", name, f"has a module {kind}, which is not read", _REMEDY)
     lengths: Any = next((_read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
     if lengths.get("do_lower_case"):
         problem = "has do_lower_case=true, which only sentence-transformers reads"
@@ -255,7 +255,7 @@ def _content(folder: Path, name: str) -> SentenceFolder:
     settings = _read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
     default = settings.get("default_prompt_name")
-    modules = VectorModules(NAMES[mode], bool(pooling.get("include_prompt", True)), tuple(layers))
+    modules = VectorModules(_NAMES[mode], bool(pooling.get("include_prompt", True)), tuple(layers))
     return SentenceFolder(modules, lengths.get("max_seq_length"), prompts, default if default in prompts else None)
 
 
@@ -267,9 +267,9 @@ def _dense(folder: Path, name: str) -> Dense:
     config = _read_json(folder / "config.json")
     activation = str(config.get("activation_function") or "torch.nn.Identity").rpartition(".")[2]
     extra = config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding"
-    if activation not in ACTIVATIONS or extra or not (folder / "model.safetensors").is_file():
+    if activation not in _ACTIVATIONS or extra or not (folder / "model.safetensors").is_file():
         problem = f"has a dense layer with {activation}, or a residual, or without model.safetensors, which is not read"
-        remedy = f"Read are those with {', '.join(ACTIVATIONS)}, from vector to vector."
+        remedy = f"Read are those with {', '.join(_ACTIVATIONS)}, from vector to vector."
         raise UserError(".model.source", name, problem, remedy)
     return Dense(config["in_features"], config["out_features"], config.get("bias", True), activation, folder)
 
@@ -319,7 +319,7 @@ def _require_agreement(content: SentenceFolder, options: VectorOptions, name: st
 def write_modules(folder: Path, model: SentenceEncoder) -> None:
     """Write the modules of a model beside its encoder, as ``SentenceTransformer(folder)`` reads them."""
     modules = model.modules_after
-    flags = {flag: NAMES.get(mode) == modules.pooling for flag, mode in POOLING_FLAGS.items()}
+    flags = {flag: _NAMES.get(mode) == modules.pooling for flag, mode in POOLING_FLAGS.items()}
     pooling = {"word_embedding_dimension": int(model.config.hidden_size), **flags}
     files: dict[str, Any] = {"1_Pooling/config.json": pooling | {"include_prompt": modules.include_prompt}}
     kinds = ["Transformer", "Pooling", *("Normalize" if dense is None else "Dense" for dense in modules.layers)]
@@ -329,7 +329,7 @@ def write_modules(folder: Path, model: SentenceEncoder) -> None:
         (folder / path).mkdir(parents=True)
     for path, dense, layer in zip(paths[2:], modules.layers, model.head, strict=True):
         if dense is not None:
-            activation = ACTIVATIONS[dense.activation]
+            activation = _ACTIVATIONS[dense.activation]
             config = {name: getattr(dense, name) for name in ("in_features", "out_features", "bias")}
             config["activation_function"] = f"{activation.__module__}.{activation.__name__}"
             files[f"{path}/config.json"] = config

@@ -1,4 +1,4 @@
-"""The account of a run: what its stages read, in a few lines, each from a function in ``PARTS``.
+"""The account of a run: what its stages read, in a few lines, each from a function in ``_PARTS``.
 
 Data are accounted for when they are tokenized into the store. A plan, which tokenizes nothing, reads the data on this
 machine and tokenizes the first examples.
@@ -38,7 +38,7 @@ Hashes = dict[str, np.ndarray]
 
 def account_of_run(stage: Stage, inputs: Inputs) -> list[AccountLine]:
     """Return the lines of the account of a run that ends with ``stage``."""
-    return [line for part in PARTS for line in part(stage, inputs)]
+    return [line for part in _PARTS for line in part(stage, inputs)]
 
 
 def log_account(lines: Iterable[AccountLine]) -> None:
@@ -222,7 +222,7 @@ def vocabulary_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         yield AccountLine("tokens", f"{part.name}: {'; '.join(texts)}", (), details)
 
 
-PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [
+_PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [
     task_lines,
     example_lines,
     score_lines,

@@ -20,7 +20,7 @@ from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import SCHEMA, Spec
 from distill_runner.training.data import predict
 
-OUTPUTS = "outputs.npy"
+_OUTPUTS = "outputs.npy"
 """File with the outputs of the stage's head for a test split, in the order of the split."""
 
 
@@ -52,7 +52,7 @@ class FinalScores:
 
     def outputs(self, name: str) -> np.ndarray:
         """Return the outputs for a test split, (``split.num_outputs``, C)."""
-        outputs: np.ndarray = np.load(self._folder(name) / OUTPUTS)
+        outputs: np.ndarray = np.load(self._folder(name) / _OUTPUTS)
         return outputs
 
     def scores(self) -> dict[str, dict[str, float]]:
@@ -82,7 +82,7 @@ class FinalScores:
                 split = pipeline.inputs.split(stage, self.task.test[name])
                 outputs.append(torch.from_numpy(predict(model, split, pipeline.device)))
             mean = (self.stage.ensemble_mean(outputs) if self.stage.members else outputs[0]).numpy()
-            np.save(folder / OUTPUTS, mean)
+            np.save(folder / _OUTPUTS, mean)
             write_json(folder / METRICS, self.task.score(mean, self.splits[name]))
 
         return self.pipeline.store.get(self.spec(name), write)

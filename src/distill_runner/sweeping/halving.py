@@ -23,7 +23,7 @@ Cell = list[list[GridPoint]]
 """Points of one cell of the table: for each setting, those that differ only in their seed."""
 Scores = Sequence[Sequence[float]]
 """Scores of the points of one setting, each with one score after each of its epochs."""
-ROUNDS = 2
+_ROUNDS = 2
 
 
 def rungs(num_epochs: int, factor: int) -> list[int]:
@@ -31,7 +31,7 @@ def rungs(num_epochs: int, factor: int) -> list[int]:
 
     Where both are the same epoch, settings are compared once.
     """
-    return list(dict.fromkeys(ceil(num_epochs / factor**power) for power in range(ROUNDS, 0, -1)))
+    return list(dict.fromkeys(ceil(num_epochs / factor**power) for power in range(_ROUNDS, 0, -1)))
 
 
 def survivors(scores: Sequence[Scores], rung: int, factor: int) -> list[int]:
@@ -92,7 +92,7 @@ def halve(cells: Iterable[Cell], todo: list[GridPoint], train: Train, factor: in
             [point for point in setting if point in todo or point.result()["status"] == "done"] for setting in cell
         ]
         remaining.append([setting for setting in settings if setting])
-    for number in range(ROUNDS):
+    for number in range(_ROUNDS):
         comparing: list[int | None] = []
         for cell in remaining:  # a setting alone is trained to the end
             of_cell = rungs(_num_epochs(cell[0][0]), factor) if len(cell) > 1 else []

@@ -33,7 +33,7 @@ from distill_runner.report.result import describe_run
 
 log = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_LINES = 5.0
 # Every word that is neither quoted nor in _WORDS is a configuration key. Keys are replaced by variable names, because
 # Python cannot evaluate dotted keys of mappings, nor `lambda` as a name.
 _KEY = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])[A-Za-z_]\w*(?:\.\w+)*""")
@@ -257,7 +257,7 @@ def expand(
     grid, first = Grid(lambda overrides: _point(overrides, compose(overrides))), dict[str, GridPoint]()
     last_line = time.monotonic()
     for number, overrides in enumerate(distinct, start=1):
-        if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+        if time.monotonic() - last_line > _SECONDS_BETWEEN_LINES:
             last_line = time.monotonic()
             log.info("planning: %d of %d points", number, len(distinct))
         config = compose(overrides)

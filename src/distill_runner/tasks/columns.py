@@ -26,7 +26,9 @@ LABEL_WORDS = LABELS | {"classes", "categories", "gold", "targets", "annotation"
 KEYS = frozenset(["id", "idx", "index", "guid", "uid", "uuid", "url", "date"])
 """Names of columns that are not taken for texts, such as identifiers and dates."""
 _KEY = re.compile(r".*(_id|_ids|[a-z]ID|_idx|_index|_url)|__index_level_\d+__|Unnamed: \d+")
-TEXTS = frozenset(("text", "sentence", "review", "content", "body", "document", "tweet", "comment", "message", "title"))
+_TEXTS = frozenset(
+    ("text", "sentence", "review", "content", "body", "document", "tweet", "comment", "message", "title")
+)
 """Names of columns that are texts even if all of them are numbers."""
 PAIRS = {
     "premise": ("hypothesis",),
@@ -160,7 +162,7 @@ def text_candidates(types: Mapping[str, str], excluded: Iterable[str]) -> list[s
     """Return the columns that may be texts: those of text that are not identifiers, or else one named like a text."""
     names = [name for name in types if name not in {*excluded} and not is_key(name)]
     texts = [name for name in names if types[name] == TEXT]
-    return texts or [name for name in names if types[name] == DIGITS and name.casefold() in TEXTS]
+    return texts or [name for name in names if types[name] == DIGITS and name.casefold() in _TEXTS]
 
 
 def is_key(name: str) -> bool:

@@ -16,7 +16,7 @@ MIN_PROBABILITY = 1e-12
 """Lower bound of a probability before its logarithm."""
 ROUNDING, MAX_ROUNDING = 0.005, 0.05
 """Tolerance for the sum of C probabilities: C times half of the second decimal, and at most 0.05."""
-EXACT = 1e-6
+_EXACT = 1e-6
 """Sums that differ less from 1 are left as they are: float32 does not hold more digits."""
 LOWEST, HIGHEST = 0.05, 20.0
 """Bounds of a temperature; scores that need more say too little, or are wrong with certainty."""
@@ -82,19 +82,19 @@ class OneClass(Decoding):
 
     def logits(self, probabilities_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """Percentages are divided by 100, errors of rounding removed, and probabilities below 1e-12 raised to that."""
-        remarks, tolerance = list[str](), min(MAX_ROUNDING, ROUNDING * probabilities_NC.shape[1]) + EXACT
+        remarks, tolerance = list[str](), min(MAX_ROUNDING, ROUNDING * probabilities_NC.shape[1]) + _EXACT
         sums = probabilities_NC.sum(1, keepdims=True)
-        if probabilities_NC.max(initial=0) > 1 + EXACT and (np.abs(sums / 100 - 1) <= tolerance).all():
+        if probabilities_NC.max(initial=0) > 1 + _EXACT and (np.abs(sums / 100 - 1) <= tolerance).all():
             probabilities_NC, sums = probabilities_NC / 100, sums / 100
             remarks.append("percentages, divided by 100")
         error = np.abs(sums - 1)
-        is_rounded = (error > EXACT) & (error <= tolerance)
+        is_rounded = (error > _EXACT) & (error <= tolerance)
         if is_rounded.any():
             probabilities_NC = np.where(is_rounded, probabilities_NC / sums, probabilities_NC)
             rounded = sums[is_rounded]
             sizes = f"sums from {rounded.min():.4g} to {rounded.max():.4g}"
             remarks.append(f"{quantity(len(rounded), 'row', ',')} with {sizes} normalized")
-        is_valid = np.all(probabilities_NC >= 0, axis=1) & (np.abs(probabilities_NC.sum(1) - 1) <= 2 * EXACT)
+        is_valid = np.all(probabilities_NC >= 0, axis=1) & (np.abs(probabilities_NC.sum(1) - 1) <= 2 * _EXACT)
         return np.log(np.maximum(probabilities_NC, MIN_PROBABILITY)), is_valid, remarks
 
 

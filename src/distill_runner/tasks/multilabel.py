@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 """Values for yes and no, in any letter case."""
-SEPARATORS = {"comma": ",", "semicolon": ";", "bar": "|", "blank": None}
+_SEPARATORS = {"comma": ",", "semicolon": ";", "bar": "|", "blank": None}
 
 
 class MultiLabelTask(TextTask):
@@ -128,7 +128,7 @@ class MultiLabelTask(TextTask):
         if isinstance(value, str) and (items := printed_list(value)) is not None:
             return items
         if self.separator is not None and isinstance(value, str | int | float):  # a file of numbers has one in each row
-            return [name.strip() for name in str(as_int(value)).split(SEPARATORS[self.separator]) if name.strip()]
+            return [name.strip() for name in str(as_int(value)).split(_SEPARATORS[self.separator]) if name.strip()]
         items = value if isinstance(value, list) else [None]
         if not all(isinstance(item, str) or isinstance(as_int(item), int) for item in items):
             problem = f"split '{split}' holds {str(value)[:40]!r}, which is not a list of labels or of their numbers"

@@ -13,12 +13,12 @@ from distill_runner.datasets.readers.dataset import Dataset, parse_split, splits
 from distill_runner.datasets.readers.files import has_local_split
 from distill_runner.datasets.readers.tables import data_fingerprint, require_own_rows, share_rows
 
-VALIDATION, HELD_OUT, MEAN = "validation", "held_out", "mean"
-TEST, OPTIONAL = "test", "?"
+VALIDATION, HELD_OUT, _MEAN = "validation", "held_out", "mean"
+_TEST, OPTIONAL = "test", "?"
 """End of the name of a test split that is scored only if the files of the dataset contain it."""
 NO_SPLIT = ""
 """Training split of the copies that ``Splits.locate`` makes for a single validation or test split."""
-MAX_NAME = 100
+_MAX_NAME = 100
 """Characters of a name that becomes a part of files' names."""
 LOCATION = {"name", "dataset", "config", "revision", "encoding", "epochs"}
 """Fields that are not part of ``Splits.spec``: the content of the data has a fingerprint there, wherever it is."""
@@ -70,17 +70,17 @@ class Splits(Dataset):
     @field_validator("test", mode="before")
     @classmethod
     def _null_or_one_split(cls, test: Any) -> Any:
-        return {TEST: test} if isinstance(test, str) else {} if test is None else test
+        return {_TEST: test} if isinstance(test, str) else {} if test is None else test
 
     @model_validator(mode="after")
     def _names_and_selection_fit(self) -> Self:
         names = [("task.name", self.name)]  # names that become a part of files' names
         names += [(f"task.{kind}", name) for kind in ("validation", "test") for name in getattr(self, kind)]
         for key, name in names:
-            if not name.strip() or name.startswith(".") or re.search(r"[/\\\0-\x1f]", name) or len(name) > MAX_NAME:
+            if not name.strip() or name.startswith(".") or re.search(r"[/\\\0-\x1f]", name) or len(name) > _MAX_NAME:
                 problem = "cannot be a part of a file's name"
                 raise UserError(key, name, problem, "Take a short name without slashes that does not begin with a dot.")
-        choices = dict.fromkeys([HELD_OUT, VALIDATION, MEAN, *self.validation])
+        choices = dict.fromkeys([HELD_OUT, VALIDATION, _MEAN, *self.validation])
         if self.select_on not in choices:
             problem = "must be held_out, mean, or the name of a split in task.validation"
             raise UserError("task.select_on", self.select_on, problem, f"Take one of {', '.join(choices)}.")
@@ -187,7 +187,7 @@ class Splits(Dataset):
         """Names of the validation splits whose mean has the plain names of the metrics: those that select the epoch."""
         if self.select_on in self.validation:
             return [self.select_on]
-        return list(self.validation) if self.select_on == MEAN else [next(iter(self.validation))]
+        return list(self.validation) if self.select_on == _MEAN else [next(iter(self.validation))]
 
     @property
     def split_columns(self) -> list[str]:

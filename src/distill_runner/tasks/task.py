@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from distill_runner.models.features import EncoderShape
 
 
-ONNX_LOADING = """```python
+_ONNX_LOADING = """```python
 from optimum.onnxruntime import {model}
 
 model = {model}.from_pretrained("{folder}", subfolder="onnx", file_name="{file}")
@@ -240,7 +240,7 @@ class Task(Splits):
     has_token_outputs: ClassVar[bool] = False
     pipeline_tag: ClassVar[str] = "text-classification"
     exportable: ClassVar[bool] = True
-    onnx_loading: ClassVar[str] = ONNX_LOADING
+    onnx_loading: ClassVar[str] = _ONNX_LOADING
     served_program: ClassVar[str] = ROWS
     served_reply: ClassVar[str]
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 Values = Mapping[str, Any]
 """Name -> number, string or None. The tracker that ``open_tracker`` yields also accepts scalar arrays and tensors."""
 TRACKERS = ("none", "wandb", "tensorboard", "trackio", "mlflow")
-ENTRY_POINTS = "distill_runner.trackers"
+_ENTRY_POINTS = "distill_runner.trackers"
 """Group of entry points by which an installed package registers a subclass of ``Tracker`` under a name."""
 WANDB_INIT_SECONDS = 6.0
 """Time limit to start the run; then it is offline. W&B's own limit is 90 s, and then the job dies."""
@@ -87,8 +87,8 @@ class TrackerConfig(Schema):
     @field_validator("name")
     @classmethod
     def _exists(cls, name: str) -> str:
-        if name not in TRACKERS and entry_point(ENTRY_POINTS, name) is None:
-            problem = f"there is no such tracker, and no installed package registers one as {ENTRY_POINTS}"
+        if name not in TRACKERS and entry_point(_ENTRY_POINTS, name) is None:
+            problem = f"there is no such tracker, and no installed package registers one as {_ENTRY_POINTS}"
             raise UserError("tracker.name", name, problem, suggestion(name, TRACKERS))
         return name
 
@@ -487,7 +487,7 @@ def open_tracker(
         UserError: the tracker's package is missing, or W&B refuses the configuration even offline.
     """
     tracker_class = OPTIONAL.get(config.name)
-    if tracker_class is None and (path := entry_point(ENTRY_POINTS, config.name)):
+    if tracker_class is None and (path := entry_point(_ENTRY_POINTS, config.name)):
         tracker_class = load_class("tracker.name", path, Tracker)
     optional = [tracker_class(config, folder, run_id, shareable(settings), job_type)] if tracker_class else []
     tracker = FaultTolerant([*([MetricsFile(folder)] if new_metrics else []), *optional])
