@@ -60,7 +60,7 @@ def test_the_losses_that_are_shown_add_up(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
-    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(terminal, "_SECONDS_BETWEEN_LINES", 0.0)
     clock = iter(range(5, 100, 5))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     with caplog.at_level(logging.INFO), Stages({"teacher": 300.0, "student": 100.0}) as stages:

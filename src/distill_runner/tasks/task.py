@@ -84,7 +84,7 @@ class Task(Splits):
             same tokens.
         pipeline_tag: name of the ``transformers`` pipeline, and of the hub's task, that runs a model of this type.
         exportable: whether ``distill-run export`` can run an exported model: on padded tokens, with outputs of
-            ``onnx.OUTPUTS``.
+            ``deploy.onnx``.
         onnx_loading: code block for model cards that loads an exported model; the fields are ``model``, ``folder`` and
             ``file``.
         served_program: program that serves an exported model, with the fields of ``deploy.serving`` and of
