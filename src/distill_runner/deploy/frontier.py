@@ -199,8 +199,8 @@ def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, exa
     from scipy.special import ndtri
 
     level = ALPHA / len({(other.family, other.form) for other in rows if other.family is not None})
-    before = [other for other in rows if (other.family, other.form) == (row.family, row.form)]
-    larger = [other for other in before if other.num_bytes > row.num_bytes and (other.p is None or other.p > level)]
+    same_form = [other for other in rows if (other.family, other.form) == (row.family, row.form)]
+    larger = [other for other in same_form if other.num_bytes > row.num_bytes and (other.p is None or other.p > level)]
     if larger:
         return f"{text}. It is not tested, since the larger {larger[0].label} is not shown to be within it either."
     if not 0 < row.p < 0.5:

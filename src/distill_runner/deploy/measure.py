@@ -124,8 +124,8 @@ def running_costs(
         num_examples: number of examples to draw; all examples if there are fewer.
     """
     first, generator = next(iter(examples.values())), np.random.default_rng(0)
-    drawn = generator.choice(len(first), min(num_examples, len(first)), replace=False)
-    numbers = drawn[np.argsort(first.split.lengths[drawn], kind="stable")]
+    sample = generator.choice(len(first), min(num_examples, len(first)), replace=False)
+    numbers = sample[np.argsort(first.split.lengths[sample], kind="stable")]
     batch_size = min(BATCH, len(numbers))
 
     def seconds(name: str, index: Sequence[int] | np.ndarray) -> float:

@@ -144,10 +144,12 @@ def _row_lines(row: Row) -> list[Line]:
         name = f"{row.name}, {kind}" if kind else row.name
         lines.append(Line(name, values, is_detail=False, words={} if number else waiting))
         for detail, column, form, averaged in DETAILS:
-            told = numbers
+            shown_numbers = numbers
             if detail == BEST_RUN:
-                told = {task: of for task, of in numbers.items() if of["seeds"] > 1 and of["points"] > 1}
-            line = Line(detail, _column(told, column), form=form, averaged=averaged)
+                shown_numbers = {
+                    task: cell for task, cell in numbers.items() if cell["seeds"] > 1 and cell["points"] > 1
+                }
+            line = Line(detail, _column(shown_numbers, column), form=form, averaged=averaged)
             if any(line.text(task) not in ("0", "1") for task in line.values):
                 lines.append(line)
         # The score under selection on the reported examples minus that under held-out selection.

@@ -167,8 +167,8 @@ def _outputs(stage: Stage, pipeline: Pipeline, artifact: Path) -> dict[str, tupl
     """Return what a stage predicted, as far as it is kept, with the examples, by validation split."""
     splits = stage.config.task.validation if stage.config.task else {}
     files = {name: artifact / PREDICTIONS.format(name) for name in splits}
-    kept = {name: file for name, file in files.items() if file.exists()}
-    return {name: (np.load(file), pipeline.inputs.split(stage, splits[name])) for name, file in kept.items()}
+    existing = {name: file for name, file in files.items() if file.exists()}
+    return {name: (np.load(file), pipeline.inputs.split(stage, splits[name])) for name, file in existing.items()}
 
 
 def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dict[str, float]]]:

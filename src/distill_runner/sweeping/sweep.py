@@ -107,11 +107,11 @@ def missing_stages(points: Sequence[GridPoint]) -> list[Missing]:
             if point.has(upstream):
                 continue  # what it needs is not needed any more
             visit(point, upstream)
-            found = missing.setdefault(upstream.key, Missing(upstream, point))
-            if point not in found.users:
-                found.users.append(point)
-            if upstream.config.keep_checkpoints and not found.stage.config.keep_checkpoints:
-                found.stage, found.builder = upstream, point
+            needed = missing.setdefault(upstream.key, Missing(upstream, point))
+            if point not in needed.users:
+                needed.users.append(point)
+            if upstream.config.keep_checkpoints and not needed.stage.config.keep_checkpoints:
+                needed.stage, needed.builder = upstream, point
 
     for point in points:
         if point.stage is not None:
