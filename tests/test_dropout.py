@@ -129,6 +129,12 @@ def test_dropout_in_attention_is_that_of_the_formula(tokens: TokenSplit) -> None
     torch.testing.assert_close(ours, reference)
 
 
+def test_no_keys_of_a_long_text_share_their_zeros(tokens: TokenSplit) -> None:
+    batch = batch_of(tokens, [0])
+    masks = DropoutMasks(1, batch).drop_attention(torch.ones(1, 2, 1, 12_288), batch.groups[0], 0.5, 0)
+    assert len(masks.view(6, 4096).unique(dim=0)) == 6
+
+
 def of(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
     return layer.weight, layer.bias
 
