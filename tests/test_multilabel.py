@@ -132,6 +132,14 @@ def test_a_file_with_one_number_in_each_row_has_one_label_in_each(tmp_path: Path
     assert found.examples("validation").labels.tolist() == [[0, 1, 0], [0, 0, 1]]
 
 
+def test_lists_of_one_number_each_are_no_flags(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"text {number}", "labels": [number % 2]}) for number in range(8)]
+    (tmp_path / "d.jsonl").write_text("\n".join(rows) + "\n")
+    found = task(tmp_path / "d.jsonl")
+    assert found.labels == ["0", "1"]
+    assert {tuple(row) for row in found.examples(found.train).labels.tolist()} == {(1, 0), (0, 1)}
+
+
 def test_losses_are_those_of_bernoulli_variables() -> None:
     generator = torch.Generator().manual_seed(0)
     student, teacher = (torch.randn(5, 3, dtype=torch.float64, generator=generator) for _ in range(2))
