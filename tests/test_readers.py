@@ -311,6 +311,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # CSV that another reader would bend
     ({"train.csv": "text,label\nwell, good,1\n"}, "line 2 has 3 values, but the first line names 2"),
     ({"train.csv": "text,label\na,1\nb\n"}, "line 3 has 1 value, but the first line names 2"),
+    ({"train.csv": "sep=;\ntext;label\na;1\nb\n"}, "line 4 has 1 value, but the first line names 2"),
     ({"train.csv": "text,text\na,b\n"}, "names the column 'text' twice"),
     ({"train.csv": "text,label\na,1\ntext,label\nb,0\n"}, "line 3 repeats the names of the first line"),
     ({"train.csv": 'text,label\n"he said \\"yes\\" twice",1\n'}, "line 2 goes on after the closing quotation mark"),
