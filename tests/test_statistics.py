@@ -138,6 +138,8 @@ def test_the_variances_of_a_design_by_hand() -> None:
     # Where the seeds' samples are opposite, all belongs to both together, and none to the examples.
     test = MethodTest.from_seeds([1.0, 3.0], np.array([[2.0, 2.0], [0.0, 4.0]]))
     assert (test.seed_variance, test.example_variance) == (1.0, 0.0)
+    # In part: means 3 and 0.5, variance 3.125; each seed alone has 8 and 0.5, and both together 4.25 - 3.125.
+    assert MethodTest.from_seeds([1.0, 3.0], np.array([[4.0, 2.0], [0.0, 1.0]])).example_variance == 2.0
 
 
 def test_equal_differences_of_seeds_are_rounded_numbers() -> None:
