@@ -136,7 +136,7 @@ def test_counts_of_sentences_give_the_metric(metric: str) -> None:
 def test_viterbi_is_the_best_allowed_sequence(scheme: str) -> None:
     names = TAGS[scheme]
     tagset, rng = TagSet.from_names(names, "iob1" if scheme == "iob1" else None), np.random.default_rng(0)
-    lengths = [3, 0, 1, 4, 2, 3]
+    lengths = [3, 0, 1, 4, 2, 3, *[1] * 9]
     bounds = np.cumsum([0, *lengths])
     scores = rng.normal(size=(bounds[-1], len(names)))
     best = viterbi(scores, bounds, tagset)
