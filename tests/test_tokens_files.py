@@ -89,6 +89,14 @@ def test_conll_files_are_read(name: str, tmp_path: Path) -> None:
     assert "6 words" in said
 
 
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_column_that_counts_the_words_is_refused(start: int, tmp_path: Path) -> None:
+    rows = [f"{number} {' '.join(word)}" for row in EXPECTED for number, word in enumerate(row, start)]
+    rows.insert(len(EXPECTED[0]), "")
+    with pytest.raises(UserError, match=f"has {start}, {start + 1}, .* in its first column"):
+        task_of(save(tmp_path, "\n".join(rows)))
+
+
 def test_tags_that_do_not_fit_are_told_with_their_line(tmp_path: Path) -> None:
     rows = ["New B-LOC", "York I-LOC", "", "a O", "Ann I-PER", "", "Bob B-PER"]
     said = line_of(task_of(save(tmp_path / "own", "\n".join(rows))))
