@@ -348,6 +348,13 @@ def test_an_update_descends_by_adamw(make: Make) -> None:
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-8, atol=1e-10, msg=name)
 
 
+def test_tokens_that_never_occur_decay_by_the_rate_of_each_step(make: Make) -> None:
+    training = make(warmup=0.0, weight_decay=0.1, max_steps=3)
+    fit(training)
+    rates = [3e-3, 2e-3, 1e-3]
+    assert training.history.decay == pytest.approx(float(np.prod([1 - 0.1 * rate for rate in rates])), rel=1e-12)
+
+
 @pytest.mark.parametrize("clip", [0.01, None])
 def test_the_gradient_is_clipped_over_model_and_method(make: Make, clip: float | None) -> None:
     training = make("ckd", clip=clip, max_steps=2)
