@@ -1,5 +1,6 @@
 """A trimmed vocabulary: the same tokens and outputs for the texts that it was trimmed to, and tokens for all others."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def test_texts_keep_their_tokens(trimmed: tuple[Any, Any, np.ndarray]) -> None:
         old, new = full(texts, pair)["input_ids"], small(texts, pair)["input_ids"]
         assert [remaining[ids].tolist() for ids in new] == old
     assert full.convert_ids_to_tokens(remaining.tolist()) == small.convert_ids_to_tokens(range(len(small)))
+
+
+@pytest.mark.parametrize("trimmed", ["xlm-roberta"], indirect=True)
+def test_an_unknown_character_costs_the_same(trimmed: tuple[Any, Any, np.ndarray]) -> None:
+    models = [json.loads(tokenizer.backend_tokenizer.to_str())["model"] for tokenizer in trimmed[:2]]
+    least, remaining = (min(score for _, score in model["vocab"]) for model in models)
+    assert least == remaining
 
 
 def test_other_texts_still_have_tokens(trimmed: tuple[Any, Any, np.ndarray]) -> None:
