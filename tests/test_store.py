@@ -145,6 +145,15 @@ def test_damage_is_found_and_mended(store: Store, caplog: pytest.LogCaptureFixtu
     assert build.built == 3
 
 
+def test_what_is_built_again_is_verified_again(store: Store) -> None:
+    build = Builder()
+    store.get(SPEC, build)
+    for damage in (shorten, change):
+        damage(store.get(SPEC, build) / "model" / "weights")
+    store.get(SPEC, build)
+    assert build.built == 3
+
+
 def test_a_process_reads_an_artifact_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, names = store.get(SPEC, Builder()), list[str]()
 
