@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, BertForS
 
 from distill_runner.common.errors import UserError
 from distill_runner.models.build import build, require_cuttable
-from distill_runner.models.config import Init, ModelConfig, layers_to_copy
+from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.sources import resolve_source
 from distill_runner.tasks import Task, make_task
 from helpers.families import FAMILIES, config_of
@@ -151,6 +151,32 @@ def fine_tuned(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory)
     model.config.id2label = {0: "Yes", 1: "NO", 2: "perhaps"}
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ({"0": 2, "1": 0, "2": 1}, ""),
+        ({"1": "2", "2": "0", "3": "1"}, ""),
+        ({"0": 2.5, "1": "0", "2": 1}, "not named like"),
+        (["2", "0", "1"], "cannot be loaded"),
+        ({"0": "2", "2": "0", "3": "1"}, "id2label has the outputs 0, 2, 3"),
+    ],
+)
+def test_names_of_outputs_in_other_forms(names: Any, problem: str, fine_tuned: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(fine_tuned, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": names, "label2id": {}}))
+    head = Head("AutoModelForSequenceClassification", ("0", "1", "2"), 3, "single_label_classification", "own")
+    if not problem:
+        label_names = resolve_source(str(folder)).label_names or {}
+        assert head.output_order(label_names) == [1, 2, 0]
+        assert head.output_texts(label_names)[0] == "output 1 (0)"
+        return
+    with pytest.raises(UserError, match=problem) as refusal:
+        head.output_order(resolve_source(str(folder)).label_names)
+    assert len(str(refusal.value).splitlines()) <= 2
 
 
 def test_a_kept_head_is_put_in_the_order_of_the_task(fine_tuned: Path) -> None:

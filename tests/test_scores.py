@@ -137,7 +137,9 @@ def task_of(folder: Path, train: Columns, evaluation: Columns, **fields: Any) ->
 
 
 CLASSES = ["bad", "good", "very good"]
-ANSWERS = st.sampled_from([*CLASSES, "Good", "BAD", "very_good", "", "unclear", "Unclear"])
+ANSWERS = st.sampled_from(
+    [*CLASSES, "Good", "BAD", "very_good", "", "unclear", "Unclear", "Good.", '"bad"', "**Very good**.", "'good'!"]
+)
 
 
 @settings(max_examples=25)
@@ -149,7 +151,8 @@ def test_answers_become_shares(rows: list[list[str]]) -> None:
     train = {"text": texts(len(rows)), **dict(zip(columns, zip(*rows, strict=True), strict=True))}
     expected, used = [], []
     for number, row in enumerate(rows):
-        names = [word.lower().replace("_", " ") for word in row if word and word.lower() != "unclear"]
+        plain = [word.lower().replace("_", " ").strip("\"'*.!") for word in row]
+        names = [word for word in plain if word and word != "unclear"]
         if names:
             expected.append([names.count(name) / len(names) for name in CLASSES])
             used.append(f"text {number}")
@@ -216,7 +219,8 @@ WRONG: list[tuple[Columns, dict[str, Any], Columns, str]] = [
         SETS,
         r"row 1 .* 1.5, 0.5, which are no",
     ),
-    ({"a": ["I think it is good.", "bad"]}, {"answers": ["a"]}, TWO, "the answer 'I think it is good.'"),
+    ({"a": ["I think it is good.", "bad"]}, {"answers": ["a"]}, TWO, "the answer 'I think it is good.'.*\n.*bad, good"),
+    ({"p_bad": [0.8, ""], "p_good": [0.1, ""]}, BOTH, TWO, r"row 0 .* 0.8, 0.1, .*\n.*share the rest of 1"),
 ]
 
 
@@ -251,13 +255,47 @@ def test_columns_of_other_classes_than_the_gold_labels(tmp_path: Path) -> None:
     assert "p_a, p_b = bad, good" in str(scores_line(named, None))
 
 
-@pytest.mark.parametrize("values", [(REST, GOOD), ([0.5, 1.7, -3, 2], GOOD)])
-def test_probabilities_that_are_called_logits(values: tuple[list[float], list[float]], tmp_path: Path) -> None:
-    own = task_of(
-        tmp_path, {"text": texts(4), "z_bad": values[0], "z_good": values[1]}, TWO, logits=["z_bad", "z_good"]
-    )
-    warnings = scores_line(own, None).warnings
-    assert any("as probabilities are" in warning for warning in warnings) == (values[0] is REST)
+@pytest.mark.parametrize("values", [(REST, GOOD), ([0.1, 0.2, 0, 0], GOOD), ([0.5, 1.7, -3, 2], GOOD)])
+def test_probabilities_that_are_called_logits_are_refused(values: tuple[Any, Any], tmp_path: Path) -> None:
+    columns = {"text": texts(4), "z_bad": values[0], "z_good": values[1]}
+    own = task_of(tmp_path, columns, TWO, logits=["z_bad", "z_good"])
+    if min(values[0]) < 0:
+        np.testing.assert_array_equal(column_outputs(own), np.array(values, dtype=np.float32).T)
+        return
+    with pytest.raises(UserError, match=r"task\.logits=.*\n.*task\.probabilities=\[z_bad,z_good\]"):
+        scores_line(own, None)
+
+
+@pytest.mark.parametrize(
+    ("first", "problem"),
+    [
+        ([0.9, 0.1], ""),
+        ({"Good": 0.1, "bad": 0.9}, ""),
+        ([0.9, 0.05, 0.05], "not a finite number for each output"),
+        ({"bad": 0.9, "fine": 0.1}, "not a finite number for each output"),
+        ([0.9, None], "not a finite number for each output"),
+        ([0.9, 0.3], "no probabilities"),
+    ],
+)
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_column_of_lists_or_objects(first: Any, problem: str, form: str, tmp_path: Path) -> None:
+    import pandas
+
+    second = {"bad": 0.2, "Good": 0.8} if isinstance(first, dict) else [0.2, 0.8]
+    train = pandas.DataFrame({"text": texts(3), "probs": [first, None, second]})
+    save(tmp_path, validation=TWO)
+    if form == "jsonl":
+        train.to_json(tmp_path / "train.jsonl", orient="records", lines=True)
+    else:
+        train.to_parquet(tmp_path / "train.parquet")
+    own = task(tmp_path, probabilities=["probs"])
+    if problem:
+        with pytest.raises(UserError, match=problem) as refusal:
+            column_outputs(own)
+        assert len(str(refusal.value).splitlines()) <= 2
+        return
+    np.testing.assert_allclose(softmax(column_outputs(own)), [[0.9, 0.1], [0.2, 0.8]], atol=1e-6)
+    assert "in the order bad, good" in str(scores_line(own, None))
 
 
 # --- Quality

@@ -108,6 +108,14 @@ def test_class_labels_are_reordered_by_name(tmp_path: Path) -> None:
     assert labels.tolist() == [1, 0, 0]
 
 
+@pytest.mark.parametrize("form", ["train.parquet", "train.csv", "train.jsonl"])
+def test_minus_1_is_no_label_unless_it_is_named(form: str, tmp_path: Path) -> None:
+    write(tmp_path / form, {"sentence": ["a", "b", "c"], "label": [-1, 1, -1]})
+    message = refusal(lambda: make(tmp_path, labels=None))
+    assert "-1, which is taken as 'no label'" in message
+    assert "'task.labels=[-1,1]'" in message
+
+
 @pytest.mark.parametrize(
     ("values", "labels", "expected"),
     [

@@ -18,6 +18,7 @@ from distill_runner.tasks.tokens.tags import (
     INVENTED,
     MISSED,
     RIGHT,
+    SPELLINGS,
     TAG_METRICS,
     TYPE,
     Scheme,
@@ -25,6 +26,7 @@ from distill_runner.tasks.tokens.tags import (
     TagSet,
     complete_names,
     recognize,
+    standard_names,
     viterbi,
 )
 
@@ -176,7 +178,43 @@ def test_a_type_has_all_tags_of_its_scheme() -> None:
     assert complete_names(["NN", "VB"]) == ["NN", "VB"]
 
 
-@pytest.mark.parametrize("names", [["O", "B-x", "y"], ["O", "x-B", "x-I"]])
+@pytest.mark.parametrize("letters", ["BI", "BIES", "BMES", "BILU"])
+@pytest.mark.parametrize("form", SPELLINGS)
+def test_tags_mean_the_same_in_every_spelling(form: str, letters: str) -> None:
+    standard = ["O", *(f"{letter}-{kind}" for kind in ("x-a", "y_b/c") for letter in letters)]
+    names = ["O", *(form.format(*tag.split("-", 1)) for tag in standard[1:])]
+    assert complete_names(names) == names
+    assert standard_names(names) == standard
+    expected, tagset = TagSet.from_names(standard), TagSet.from_names(names)
+    assert (tagset.scheme, tagset.type_names) == (expected.scheme, expected.type_names)
+    assert (tagset.roles == expected.roles).all()
+    gold, predicted = drawn(names, 300, 1)
+    own = dict(
+        zip(names, ["O", *(f"{'I' if tag[0] == 'M' else tag[0]}{tag[1:]}" for tag in standard[1:])], strict=True)
+    )
+    rows = [[[own[tag] for tag in row] for row in side] for side in (gold, predicted)]
+    if letters != "BILU":  # seqeval's default mode takes L and U for other words
+        assert TAG_METRICS["f1"](scored(names, gold, predicted)) == pytest.approx(metrics.f1_score(*rows), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["O", "B-x", "y"],
+        ["O", "x-B"],
+        ["O", "B_x", "I_x", "y"],
+        ["O", "B-x", "I_x"],
+        ["B_x", "M_x", "NN"],
+        ["O", "x/B", "x/M", "x/U"],
+        ["x-B", "x-I", "B-y", "I-y"],
+    ],
+)
 def test_tags_of_two_forms_are_refused(names: list[str]) -> None:
-    with pytest.raises(UserError, match=r"task\.label"):
+    with pytest.raises(UserError, match=r"task\.label") as refusal:
         TagSet.from_names(names)
+    assert len(str(refusal.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("names", [["O", "event", "team"], ["NN", "VB", "X_S", "X_U"], ["A/B", "NN/S", "O"]])
+def test_plain_tags_stay_plain(names: list[str]) -> None:
+    assert TagSet.from_names(names).scheme == "plain"

@@ -172,8 +172,8 @@ def test_what_nobody_accepted_is_no_label(tmp_path: Path) -> None:
 
 
 def test_the_tree_of_label_studio_is_refused_with_the_export_that_is_read(tmp_path: Path) -> None:
-    row = {"id": 7, "data": {"text": TEXT}, "annotations": [{"result": []}]}
-    with pytest.raises(UserError, match="JSON-MIN"):
+    row = {"id": 7, "data": {"review": TEXT, "source": "mail"}, "annotations": [{"result": []}]}
+    with pytest.raises(UserError, match=r"review, source\n.*JSON-MIN.*task\.columns=\[review\]"):
         task_of(save(tmp_path / "own", rows_of([row]), name="{}.jsonl"))
 
 
@@ -239,6 +239,28 @@ def test_spans_that_fit_no_text_are_refused(marks: Any, problem: str, tmp_path: 
     with pytest.raises(UserError, match=problem) as refusal:
         labels_of(task_of(tmp_path / "own"), wordpiece, tmp_path / "tokens")
     assert len(str(refusal.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [("\U0001f600\U0001f600 Ann lives in Rome", "utf16"), ("one\r\nand two\r\nAnn lives in Rome", "newlines")],
+)
+def test_offsets_in_other_units_are_named(text: str, unit: str, tmp_path: Path, wordpiece: Any) -> None:
+    def unit_length(part: str) -> int:
+        return len(part.encode("utf-16-le")) // 2 if unit == "utf16" else len(part.replace("\r\n", "\n"))
+
+    words = ("Ann", "Rome")
+    starts = {word: text.index(word) for word in words}
+    spans = [[unit_length(text[:start]), unit_length(text[: start + len(word)])] for word, start in starts.items()]
+    for named, remedy in ((spans, f"task.offsets={unit}"), ([[*spans[0]], [spans[1][0], 99]], "Repair")):
+        rows = [{"text": text, "spans": [[*span, "A"] for span in named]}, {"text": "a", "spans": []}]
+        save(tmp_path / "own", "\n".join(map(json.dumps, rows)), name="{}.jsonl")
+        with pytest.raises(UserError, match=remedy):
+            labels_of(task_of(tmp_path / "own"), wordpiece, tmp_path / remedy)
+    rows = [{"text": text, "spans": [[*span, "A"] for span in spans]}, {"text": "a", "spans": []}]
+    save(tmp_path / "own", "\n".join(map(json.dumps, rows)), name="{}.jsonl")
+    read = labels_of(task_of(tmp_path / "own", offsets=unit), wordpiece, tmp_path / "read")
+    assert read[0] == {"Ann": "B-A", "Rome": "B-A"}
 
 
 @pytest.mark.parametrize(

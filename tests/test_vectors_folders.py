@@ -112,6 +112,26 @@ def test_what_is_not_read_is_refused(change: dict[str, Any], problem: str, tmp_p
         own_vectors(folder, tmp_path / "texts")
 
 
+@pytest.mark.parametrize("similarity", ["dot", "euclidean", "manhattan"])
+def test_the_folder_s_similarity_is_named_and_kept(similarity: Any, tmp_path: Path) -> None:
+    settings = {"prompts": {}, "similarity_fn_name": similarity}
+    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"}, normalize=False, prompts=settings)
+    with pytest.raises(UserError, match=rf"task\.similarity=cosine: .*\n.*task\.similarity={similarity}"):
+        own_vectors(folder, tmp_path / "texts")
+    model, _ = own_vectors(folder, tmp_path / "named", similarity=similarity)
+    model.save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "config_sentence_transformers.json").read_text())
+    assert saved["similarity_fn_name"] == similarity
+
+
+def test_the_folder_s_prompts_of_queries_are_named(tmp_path: Path) -> None:
+    prompts = {"prompts": {"query": "query: ", "passage": "a "}}
+    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"}, prompts=prompts)
+    with pytest.raises(UserError, match=r"\n.*task\.query_prompt='query: ' task\.prompt='a '"):
+        own_vectors(folder, tmp_path / "texts", names_prompts=False)
+    own_vectors(folder, tmp_path / "named", names_prompts=True)
+
+
 def test_longer_texts_than_the_folder_s_are_refused(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"})
     head = Head("AutoModel", vectors=VectorOptions(max_length=32))

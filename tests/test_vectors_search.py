@@ -14,6 +14,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.deploy.student import Student
 from distill_runner.tasks import make_task
 from distill_runner.tasks.vectors.retrieval import Judgments, nearest, query_scores
+from distill_runner.tasks.vectors.task import pair_similarities
 
 Relevance = dict[int, dict[int, int]]
 Scores = dict[str, list[float]]
@@ -60,6 +61,24 @@ def test_scores_are_those_of_a_plain_ranking(num_queries: int, num_documents: in
         assert own[name] == pytest.approx(np.array(values), abs=1e-9), name
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
+def test_similarities_are_those_of_their_definition(similarity: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in blocks; sentence-transformers negates the distances too."""
+    rng = np.random.default_rng(0)
+    queries, documents = rng.normal(size=(7, 5)), rng.normal(size=(60, 5)) * rng.uniform(0.1, 9, size=(60, 1))
+    by_name: dict[str, Any] = {
+        "cosine": lambda q, d: q @ d / math.sqrt((q @ q) * (d @ d)),
+        "dot": lambda q, d: q @ d,
+        "euclidean": lambda q, d: -math.dist(q, d),
+        "manhattan": lambda q, d: -sum(abs(q - d)),
+    }
+    expected = np.array([[by_name[similarity](q, d) for d in documents] for q in queries])
+    monkeypatch.setattr("distill_runner.tasks.vectors.retrieval.COSINES_AT_ONCE", 130)
+    assert (nearest(queries, documents, 60, similarity) == np.argsort(-expected, axis=1, kind="stable")).all()
+    pairs = pair_similarities(queries, documents[:7], similarity)
+    assert pairs == pytest.approx(np.diag(expected[:, :7]), abs=1e-12)
+
+
 def test_blocks_do_not_change_the_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     queries, documents = rng.normal(size=(5, 4)), rng.normal(size=(23, 4))
@@ -102,11 +121,18 @@ def test_a_folder_in_beir_s_layout(tmp_path: Path) -> None:
     assert retrieval(tmp_path).spec()["content"] != before
 
 
+def test_judgments_of_missing_texts_are_left_out_and_said(tmp_path: Path) -> None:
+    task = retrieval(beir(tmp_path, "q1\td1\t1\nq1\td9\t1\nq9\td1\t1\nq2\td3\t2\n"))
+    examples = task.examples("dev")
+    assert examples.judgments.relevance.tolist() == [[0, 0, 1], [1, 2, 2]]
+    expected = "dev: 2 judgments of queries or documents that the files lack, left out"
+    assert task.account("dev", examples, []).warnings == [expected]
+
+
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        ("q1\td9\t1\n", "corpus-id 'd9'"),
-        ("q9\td1\t1\n", "query-id 'q9'"),
+        ("q1\td9\t1\nq9\td1\t1\n", "names no relevant document: .* for 2 judgments"),
         ("q1\td1\tyes\n", "the relevance 'yes', which is no whole number"),
         ("q1\td1\t0.5\n", "the relevance '0.5', which is no whole number"),
         ("q1\td1\tnan\n", "the relevance 'nan', which is no whole number"),

@@ -56,6 +56,7 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None, source:
         return network
     name, folder = (source.name, source.download()) if source else ("", None)
     settings = {"prompts": dict(head.vectors.prompts), "max_length": head.vectors.max_length}
+    settings["similarity"] = head.vectors.similarity or "cosine"
     encoder: Any = SentenceEncoder(network, vector_modules(model, head.vectors, folder, name), settings)
     return encoder
 

@@ -139,6 +139,9 @@ def layers_to_copy(source_layers: int, num_layers: int, init: Init) -> list[int]
     return []
 
 
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+
+
 @dataclass(frozen=True)
 class VectorOptions:
     """What a task says on the vectors of its models, and on the texts that they are made of.
@@ -147,6 +150,8 @@ class VectorOptions:
         pooling, normalize, include_prompt: as in ``VectorModules``; None takes what the model's source says.
         prompts: text by name that is put before texts: ``text`` before all, or ``query`` and ``document``.
         max_length: maximum number of tokens of a text.
+        similarity: how scores compare two vectors; None if the task does not say it.
+        names_prompts: whether the task says which prompts its queries and documents have, or has no queries.
     """
 
     pooling: Literal["mean", "cls", "last"] | None = None
@@ -154,6 +159,8 @@ class VectorOptions:
     include_prompt: bool | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     max_length: int = 512
+    similarity: Similarity | None = None
+    names_prompts: bool = True
 
 
 @dataclass(frozen=True)

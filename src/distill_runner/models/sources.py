@@ -149,9 +149,19 @@ class ModelSource:
         return deepcopy(self._config)
 
     @property
-    def label_names(self) -> Any:
-        """Names of the head's outputs by index; None if the configuration has none."""
-        return self._config.id2label
+    def label_names(self) -> dict[int, str] | None:
+        """Names of the head's outputs by index, whatever type they have; None if the configuration has none.
+
+        Raises:
+            UserError: the configuration numbers the outputs neither from 0 nor from 1, or leaves some out.
+        """
+        if not (names := self._config.id2label):
+            return None
+        numbers = sorted(names)
+        if numbers[0] not in (0, 1) or numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
+            problem = f"its id2label has the outputs {', '.join(map(str, numbers[:6]))}"
+            raise self._refusal(problem, "Number them from 0 in its config.json, in the order of the head's outputs.")
+        return {index: str(names[number]) for index, number in enumerate(numbers)}
 
     @cached_property
     def tokenizer_traits(self) -> TokenizerTraits:

@@ -202,12 +202,14 @@ class SentenceFolder:
         max_length: maximum number of tokens of a text; None if the folder names none.
         prompts: text by name that is put before the texts of a use, such as ``query``.
         default_prompt: name of the prompt that texts get if none is named; None for no prompt.
+        similarity: how its vectors are compared.
     """
 
     modules: VectorModules
     max_length: int | None = None
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    similarity: str = "cosine"
 
 
 def is_sentence_folder(folder: Path) -> bool:
@@ -256,7 +258,9 @@ def _content(folder: Path, name: str) -> SentenceFolder:
     prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
     default = settings.get("default_prompt_name")
     modules = VectorModules(_NAMES[mode], bool(pooling.get("include_prompt", True)), tuple(layers))
-    return SentenceFolder(modules, lengths.get("max_seq_length"), prompts, default if default in prompts else None)
+    default = default if default in prompts else None
+    similarity = str(settings.get("similarity_fn_name") or "cosine")
+    return SentenceFolder(modules, lengths.get("max_seq_length"), prompts, default, similarity)
 
 
 def _read_json(file: Path) -> Any:
@@ -306,11 +310,25 @@ def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | No
 
 
 def _require_agreement(content: SentenceFolder, options: VectorOptions, name: str) -> None:
-    """Raise a UserError if texts would get another prompt, or more tokens, than sentence-transformers gives them."""
+    """Raise a UserError if texts or scores would be other ones than those of sentence-transformers.
+
+    Such are another prompt, more tokens, or another similarity that the user did not name.
+    """
     default = content.prompts.get(content.default_prompt or "")
     if default is not None and default not in options.prompts.values():
         problem = f"is not the default prompt of {name}, {default!r}"
         raise UserError("task.prompt", options.prompts.get("text", ""), problem, f"task.prompt='{default}'")
+    queries = content.prompts.get("query", "")
+    documents = next((content.prompts[key] for key in ("document", "passage", "corpus") if key in content.prompts), "")
+    if not options.names_prompts and (queries or documents):
+        problem = f"{name} names prompts for queries and documents, {queries!r} and {documents!r}"
+        remedy = f"task.query_prompt='{queries}' task.prompt='{documents}', or task.query_prompt='' for none"
+        raise UserError("task.query_prompt", None, problem, remedy)
+    has_length_1 = content.modules.is_normalized and options.normalize is not False
+    is_one = has_length_1 and content.similarity in ("cosine", "dot")
+    if options.similarity is None and content.similarity != "cosine" and not is_one:
+        problem = f"{name} compares its vectors by similarity_fn_name={content.similarity}"
+        raise UserError("task.similarity", "cosine", problem, f"task.similarity={content.similarity}")
     if content.max_length is not None and options.max_length > content.max_length:
         problem = f"{name} was made for {content.max_length} tokens, at which sentence-transformers cuts"
         raise UserError("task.max_length", options.max_length, problem, f"task.max_length={content.max_length}")
@@ -342,7 +360,8 @@ def write_modules(folder: Path, model: SentenceEncoder) -> None:
     files[LENGTHS[0]] = {"max_seq_length": model.settings.get("max_length"), "do_lower_case": False}
     prompts = {name: text for name, text in model.settings.get("prompts", {}).items() if text}
     default = "text" if "text" in prompts else None
-    files[SETTINGS] = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
+    similarity = model.settings.get("similarity", "cosine")
+    files[SETTINGS] = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": similarity}
     for name, content in files.items():
         (folder / name).unlink(missing_ok=True)  # the file may be a hard link to a file in the store
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

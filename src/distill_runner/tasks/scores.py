@@ -6,7 +6,7 @@ are measured before any training. ``task`` is a ``TextTask``, which is built on 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.readers.tables import SplitTable, read_table
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.columns import is_blank, numbers
-from distill_runner.tasks.decoding import MAX_ROUNDING, OneClass, fitted_temperature
+from distill_runner.tasks.decoding import OneClass, fitted_temperature
 from distill_runner.tasks.split_account import short_list
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 TRANSFER = "transfer"
 """Name of the split that stands for a transfer set."""
-NOT_RAW = (
-    "task.logits takes numbers before the softmax, but all are from 0 to 1, as probabilities are: if they are,"
-    " name the columns in task.probabilities"
-)
+NOT_RAW = "takes numbers before the softmax, but all are from 0 to 1, as probabilities are"
 
 
 @dataclass(frozen=True)
@@ -54,9 +51,13 @@ def training_scores(task: Any, transfer: "TransferSet | None") -> Scores:
     Raises:
         UserError: the columns do not exist, or do not hold scores.
     """
-    if transfer is not None:
-        return read_scores(task, transfer_table(task, transfer), TRANSFER)
-    return read_scores(task, score_table(task, task.train), task.train)
+    table = score_table(task, task.train) if transfer is None else transfer_table(task, transfer)
+    scores = read_scores(task, table, task.train if transfer is None else TRANSFER)
+    used = scores.outputs[scores.is_used]
+    if task.logits and task.decoding.has_probabilities and not task.calibrate and used.min() >= 0 and used.max() <= 1:
+        remedy = f"task.probabilities={format_list(task.logits)} instead, if they are probabilities."
+        raise UserError("task.logits", format_list(task.logits), NOT_RAW, remedy)
+    return scores
 
 
 def score_table(task: Any, split: str) -> SplitTable:
@@ -119,9 +120,11 @@ def raw_outputs(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, l
             row = int(rows[np.flatnonzero(~is_valid)[0]])
             cells = [table.columns[name][row] for name in task.prediction_columns]
             problem = f"row {row} of split '{split}' has {', '.join(map(str, cells))}, which are no probabilities"
-            remedy = (
-                "From 0 to 1, for classes with the sum 1. Percentages: divide them by 100. Raw outputs: task.logits."
-            )
+            remedy = "From 0 to 1, for classes with the sum 1. Percentages: divide them by 100. "
+            given = numbers(cells)
+            is_part = len(cells) > 1 and given.min() >= 0 and given.max() <= 1
+            top = "If only the top classes are known, share the rest of 1 equally among the other classes."
+            remedy += top if is_part else "Raw outputs: task.logits."
             raise UserError(task.prediction_key, format_list(task.prediction_columns), problem, remedy)
     return values, remarks
 
@@ -133,6 +136,8 @@ def ordered_numbers(task: Any, table: SplitTable, split: str) -> tuple[np.ndarra
         UserError: a cell is no finite number, there is another number of columns, or their names say another order.
     """
     columns, key, names = task.prediction_columns, task.prediction_key, task.head.names or ()
+    if len(columns) == 1 and any(isinstance(cell, list | Mapping) for cell in table.columns[columns[0]]):
+        return listed_numbers(task, table.columns[columns[0]], split)
     values = np.array([numbers(table.columns[name]) for name in columns]).T
     blank = np.array([[is_blank(cell) or cell == "nan" for cell in table.columns[name]] for name in columns]).T
     if len(places := np.argwhere(np.isnan(values) & ~blank)):
@@ -156,6 +161,31 @@ def ordered_numbers(task: Any, table: SplitTable, split: str) -> tuple[np.ndarra
     return values, []
 
 
+def listed_numbers(task: Any, cells: Sequence[Any], split: str) -> tuple[np.ndarray, list[str]]:
+    """Return the numbers (N, C) of a column with a list in the order of the outputs, or with an object, in each row.
+
+    Raises:
+        UserError: a list has another length, an object other keys than the classes, or a value is no finite number.
+    """
+    names = task.head.names or ()
+    values = np.full((len(cells), task.head.num_labels), np.nan)
+    for row, cell in enumerate(cells):
+        if is_blank(cell):
+            continue
+        given = cell if isinstance(cell, list) else []
+        if isinstance(cell, Mapping):
+            by_name = {normalized_label(str(name)): number for name, number in cell.items() if number is not None}
+            known = [normalized_label(name) in by_name for name in names]
+            given = [by_name[normalized_label(name)] for name in names] if all(known) else []
+            given = given if len(by_name) == len(cell) == len(names) else []
+        if len(given) != len(values[row]) or np.isnan(own := numbers(given)).any():
+            problem = f"row {row} of split '{split}' has {str(cell)[:60]}, not a finite number for each output"
+            remedy = f"A list in the order {short_list(names)}, or an object with these keys."
+            raise UserError(task.prediction_key, format_list(task.prediction_columns), problem, remedy)
+        values[row] = own
+    return values, [f"in the order {short_list(names)}"] if names else []
+
+
 def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
     """Return the share (N, C) of each label among the answers of each row, or their mean for scores."""
     total = np.zeros((len(table.columns[task.prediction_columns[0]]), task.head.num_labels))
@@ -169,6 +199,8 @@ def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray,
         except UserError as error:
             problem = error.problem.replace("has the label", "has the answer")
             remedy = "List what is no answer in task.no_answer, such as 'task.no_answer=[unclear]'."
+            if names := task.names if task.has_classes else None:
+                remedy = f"The classes are {short_list(names)}. {remedy}"
             raise UserError("task.answers", name, problem, remedy) from error
         total[has_answer] += task.decoding.indicators(labels, task.head.num_labels)
         counts += has_answer
@@ -183,9 +215,28 @@ def task_of_answers(task: Any, column: str, table: SplitTable) -> tuple[Any, Spl
     """Return the task with a column of answers as its labels, and the table of that column without ``no_answer``."""
     skipped = {word.casefold() for word in task.no_answer or ()}
     values = table.columns[column]
-    answers = ["" if isinstance(value, str) and value.strip().casefold() in skipped else value for value in values]
+    known = set(map(normalized_label, task.labels or ())) if task.has_classes else set[str]()
+    answers = [trimmed_answer(value, known) if known else value for value in values]
+    answers = ["" if is_text_of(own, skipped) else own for own in answers]
     own = task.model_copy(update={"label": column, "gold": "all", "class_weights": None})
     return own, SplitTable({column: answers}, None, table.untyped)
+
+
+def is_text_of(value: Any, words: Collection[str]) -> bool:
+    """Return whether a value is one of some words in any case."""
+    return isinstance(value, str) and value.strip().casefold() in words
+
+
+def trimmed_answer(value: Any, known: Collection[str]) -> Any:
+    """Return an answer that names no class without quotes and stars around it and without a final stop.
+
+    Args:
+        known: names of the classes, as ``normalized_label`` returns them. An answer that is one of them is kept.
+    """
+    if not isinstance(value, str) or normalized_label(value) in known:
+        return value
+    trimmed = re.sub(r"""^[\s"'`*“”‘’«»]+|[\s"'`*“”‘’«».。!]+$""", "", value)
+    return trimmed if normalized_label(trimmed) in known else value
 
 
 def class_of_column(column: str, names: Sequence[str]) -> int | None:
@@ -244,11 +295,7 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
     columns, names, count = task.prediction_columns, task.head.names or (), int(scores.is_used.sum())
     of_outputs = f" = {short_list(names)}" if not task.answers and len(columns) == len(names) else ""
     parts = [f"{short_list(columns)}{of_outputs}: {quantity(count, 'row', ',')}", *scores.remarks]
-    outputs, warnings = scores.outputs[scores.is_used], list[str]()
-    is_bounded = task.decoding.has_probabilities and outputs.min() >= 0 and outputs.max() <= 1
-    sums_matter = task.head.problem_type == "single_label_classification" and len(columns) > 1
-    if task.logits and not task.calibrate and is_bounded:
-        warnings += [NOT_RAW] if not sums_matter or np.allclose(outputs.sum(1), 1, atol=MAX_ROUNDING) else []
+    warnings = list[str]()
     if task.gold == "none":
         warnings.append("no gold labels: all metrics are the agreement with these scores")
     quality: dict[str, Any] = {}

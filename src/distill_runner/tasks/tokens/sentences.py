@@ -3,6 +3,8 @@
 Spans have start, end and label, as in the files of spaCy, Prodigy and Doccano, and in Label Studio's JSON-MIN.
 """
 
+import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -28,7 +30,13 @@ SPANS = ("spans", "label", "labels", "entities")
 """Names of columns of the spans of texts."""
 ANSWER = "answer"
 """Prodigy's column with what the annotator said of a row: accept, reject or ignore."""
-Offsets = Literal["characters", "utf16"]
+Offsets = Literal["characters", "utf16", "newlines"]
+UNITS: dict[Offsets, str] = {
+    "characters": "characters",
+    "utf16": "UTF-16 units",
+    "newlines": "characters with line ends of Windows as one",
+}
+"""Units of the offsets of spans, the most usual first."""
 MAX_NAMES = 40
 """Number of labels up to which a message lists them all."""
 
@@ -78,12 +86,14 @@ class Sentences:
         split: name of the split, for messages.
         is_labeled: whether the sentences have tags or spans.
         remarks: what was decided in reading them; each is told once, with its number.
+        other_offsets: unit in which all spans fit the words, where they do not in characters; None without any.
     """
 
     items: list[Sentence]
     split: str
     is_labeled: bool
     remarks: list[str] = field(default_factory=list)
+    other_offsets: Offsets | None = None
 
     def __len__(self) -> int:
         return len(self.items)
@@ -126,6 +136,19 @@ class Sentences:
                     raise UserError("task.labels", None, problem, remedy)
 
 
+def refuse_tree(data: Sequence[Any]) -> NoReturn:
+    """Refuse the full export of Label Studio, whose rows are trees.
+
+    Args:
+        data: column with the fields of each text.
+    """
+    fields = dict.fromkeys(name for row in data if isinstance(row, Mapping) for name in row)
+    problem = f"the data are the full export of Label Studio, of texts with {listed_names(list(fields))}"
+    remedy = "Export them as JSON-MIN or CONLL2003."
+    remedy += f" Then name the field of the text: 'task.columns=[{next(iter(fields))}]'" if len(fields) > 1 else ""
+    raise UserError("task.columns", None, problem, remedy)
+
+
 def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str | None) -> tuple[str, str]:
     """Return the column of words or texts, and that of tags or spans.
 
@@ -136,9 +159,6 @@ def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str |
         UserError: a column does not exist, or several are possible.
     """
     listed = listed_names(list(types))
-    if not columns and {"data", "annotations"} <= types.keys():
-        problem = f"the data are the full export of Label Studio: {listed}"
-        raise UserError("task.columns", None, problem, "Export them as JSON-MIN or CONLL2003.")
     lists = [name for name, kind in types.items() if kind == LIST]
     texts = [name for name in TEXTS if types.get(name) == TEXT]
     words = [name for name in WORDS if name in lists]
@@ -199,7 +219,8 @@ def read_sentences(
                 reader.sentence(f"in row {number}", value, None if marks is None else marks[number], marks is not None)
             )
     remarks = [f"{len(places):,} {text}, first {places[0]}" for text, places in reader.decisions.items()]
-    return Sentences(items, split, marks is not None, remarks)
+    other = next((unit for unit in UNITS if reader.misfits[unit] == 0 < reader.misfits["characters"]), None)
+    return Sentences(items, split, marks is not None, remarks, other if offsets is None else None)
 
 
 def _as_lists(values: Sequence[Any]) -> list[Any] | None:
@@ -216,6 +237,7 @@ class _Reader:
     ) -> None:
         self.split, self.column, self.label, self.class_names = split, column, label, class_names
         self.offsets, self.decisions = offsets, dict[str, list[str]]()
+        self.misfits = dict.fromkeys(UNITS, 0)
 
     def note(self, text: str, line: str) -> None:
         self.decisions.setdefault(text, []).append(line)
@@ -276,11 +298,15 @@ class _Reader:
             )
         spans = set()
         for entry in marks:
-            begin, end, label, quote = self.raw_span(entry, line)
-            begin, end = self.in_characters(text, begin, end, quote, line)
+            *raw, label, quote = self.raw_span(entry, line)
+            begin, end = self.in_characters(text, *raw, quote, line)
             inner = text[begin:end]
             if not 0 <= begin < end <= len(text) or not inner.strip():
-                self.refuse(f"a span {begin} to {end} of {len(text)} characters", line, "Repair or remove it.")
+                other = next((unit for unit, fits in self.fitting(text, *raw).items() if fits), None)
+                remedy = "Repair or remove it." if other is None else f"It fits with task.offsets={other}."
+                self.refuse(f"a span {begin} to {end} of {len(text)} characters", line, remedy)
+            for unit, fits in self.fitting(text, *raw).items():
+                self.misfits[unit] += not fits and not quote.strip()
             if inner != inner.strip():
                 self.note("spans have blanks at their ends, which are left out", line)
                 begin += len(inner) - len(inner.lstrip())
@@ -309,22 +335,39 @@ class _Reader:
             problem = f"a span that cannot be read ({type(error).__name__}: {error})"
             self.refuse(problem, line, "Spans have start, end and one label.")
 
+    def fitting(self, text: str, begin: int, end: int) -> dict[Offsets, bool]:
+        """Return whether a span has characters and cuts no word, by the unit of its offsets."""
+        fits = dict[Offsets, bool]()
+        for unit in UNITS:
+            first, last = in_characters(text, begin, unit), in_characters(text, end, unit)
+            edges = [text[place - 1 : place + 1] for place in (first, last) if 0 < place < len(text)]
+            is_inside = 0 <= first < last <= len(text) and not text[first].isspace()
+            fits[unit] = is_inside and not any(edge.isalnum() for edge in edges)
+        return fits
+
     def in_characters(self, text: str, begin: int, end: int, quote: str, line: str) -> tuple[int, int]:
-        """Return a span in characters; JavaScript counts a character beyond the first 65,536 as two."""
-        units = text.encode("utf-16-le")
-        first, last = (
-            len(units[: 2 * place].decode("utf-16-le", "replace")) if 0 <= 2 * place <= len(units) else place
-            for place in (begin, end)
-        )
-        places = {"characters": (begin, end), "utf16": (first, last)}
-        for unit, (first, last) in places.items():
-            if self.offsets in (None, unit) and (not quote.strip() or text[first:last].split() == quote.split()):
-                if unit == "utf16" and self.offsets is None:
-                    self.note("spans count in UTF-16 units, as their texts show", line)
+        """Return a span in characters, in the unit of the task or else that of its text."""
+        units: tuple[Offsets, ...] = (self.offsets,) if self.offsets else UNITS
+        for unit in units:
+            first, last = in_characters(text, begin, unit), in_characters(text, end, unit)
+            if not quote.strip() or text[first:last].split() == quote.split():
+                if self.offsets is None and unit != "characters":
+                    self.note(f"spans count in {UNITS[unit]}, as their texts show", line)
                 return first, last
         if self.offsets is None:
             self.refuse(
                 f"a span of '{text[begin:end][:40]}' whose text is '{quote[:40]}'", line, "Repair or remove it."
             )
         self.note("spans have another text than the one that they name", line)
-        return places[self.offsets]
+        return first, last
+
+
+def in_characters(text: str, place: int, unit: Offsets) -> int:
+    """Return an offset in a text in characters; one that the text does not have stays as it is."""
+    if unit == "utf16" and not text.isascii():  # JavaScript counts a character beyond the first 65,536 as two
+        units = text.encode("utf-16-le")
+        return len(units[: 2 * place].decode("utf-16-le", "replace")) if 0 <= 2 * place <= len(units) else place
+    if unit == "newlines" and "\r\n" in text and 0 <= place <= len(text.replace("\r\n", "\n")):
+        ends = [match.start() - number for number, match in enumerate(re.finditer("\r\n", text))]
+        return place + bisect_left(ends, place)
+    return place

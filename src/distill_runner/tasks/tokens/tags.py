@@ -29,7 +29,8 @@ ROLES = {"B": BEGIN, "I": INSIDE, "M": INSIDE, "E": END, "L": END, "S": SINGLE, 
 """Prefix of a tag -> role; M is the inside of BMES, L and U are the end and the single word of BILOU."""
 INVENTORIES = ("BI", "BIES", "BMES", "BILU")
 """Prefixes that a type has in the schemes, so that a type gets all of its tags even if the data lack one."""
-_PREFIXED = re.compile(r"([BIMELSU])-(.+)", re.DOTALL)
+SPELLINGS = tuple(form for mark in "-_/" for form in (f"{{0}}{mark}{{1}}", f"{{1}}{mark}{{0}}"))
+"""How tags are written, as formats of the letter of a role and of a type, the most usual first: B-PER, PER-B, B_PER."""
 _MISSPELLED = re.compile(r"[BI]|[BI]_.+|.+-[BI]", re.DOTALL)
 RIGHT, TYPE, BOUNDARY, MISSED, INVENTED = "right", "wrong type", "wrong boundary", "missed", "invented"
 ERRORS = (MISSED, TYPE, BOUNDARY, INVENTED)
@@ -151,19 +152,64 @@ def first_words(bounds: np.ndarray) -> np.ndarray:
     return is_first
 
 
-def parse_tags(names: Sequence[str]) -> list[tuple[int, str]] | None:
-    """Return role and type of tags with prefixes; None if the tags are plain.
+def spelled_parts(name: str) -> dict[str, tuple[str, str]]:
+    """Return the letter of the role and the type of a tag by the format of ``SPELLINGS`` that it may be written in."""
+    parts = {}
+    for form in SPELLINGS:
+        mark, begins = form[3], form.startswith("{0}")
+        letter, found, kind = name.partition(mark) if begins else name.rpartition(mark)[::-1]
+        if found and kind and letter in ROLES:
+            parts[form] = letter, kind
+    return parts
+
+
+def spelling(typed: Sequence[str]) -> tuple[str, list[tuple[str, str]]] | None:
+    """Return how tags other than O are written, with the letter and type of each; None if they are plain.
+
+    Another spelling than B-PER is taken only if the letters are those of a scheme, and two or more.
 
     Raises:
-        UserError: only some tags have prefixes, or the roles are written in another way.
+        UserError: only some tags name a role.
+    """
+    parts = [spelled_parts(name) for name in typed]
+    for form in SPELLINGS:
+        pairs = [own[form] for own in parts if form in own]
+        letters = {letter for letter, _ in pairs}
+        is_scheme = len(letters) > 1 and letters & {*"BI"} and any(letters <= {*own} for own in INVENTORIES)
+        if pairs and len(pairs) == len(typed) and (form == SPELLINGS[0] or is_scheme):
+            return form, pairs
+        # A type with a beginning and another role names roles; plain tags such as A-B and C-S do not.
+        begun = {kind for letter, kind in pairs if letter == "B"}
+        if any(kind in begun and letter != "B" for letter, kind in pairs):
+            other = next((name for name, own in zip(typed, parts, strict=True) if form not in own), "")
+            problem = f"has tags such as {form.format(*pairs[0])}, but also {other}, which is written in another way"
+            problem = problem if other else f"has tags whose roles are of several schemes: {', '.join(sorted(letters))}"
+            raise UserError("task.label", None, problem, "Write all tags as B-PER and I-PER, or none.")
+    return None
+
+
+def standard_names(names: Sequence[str]) -> list[str]:
+    """Return tags as B-PER, which other programs read, however they are written."""
+    typed = [name for name in names if name != OUTSIDE]
+    standard = dict(zip(typed, [f"{letter}-{kind}" for letter, kind in (spelling(typed) or ("", []))[1]], strict=False))
+    return [standard.get(name, name) for name in names]
+
+
+def parse_tags(names: Sequence[str]) -> list[tuple[int, str]] | None:
+    """Return role and type of tags that name roles; None if the tags are plain.
+
+    Raises:
+        UserError: only some tags name a role, or there is no type.
     """
     typed = [name for name in names if name != OUTSIDE]
-    matches = {name: match for name in typed if (match := _PREFIXED.fullmatch(name))}
-    if typed and len(matches) == len(typed):
-        return [(ROLES[matches[name][1]], matches[name][2]) if name in matches else (OUT, "") for name in names]
-    is_mixed = OUTSIDE in names and any(match[1] in "BI" for match in matches.values())
+    if (spelled := spelling(typed)) is not None:
+        pair_of = dict(zip(typed, spelled[1], strict=True))
+        return [(ROLES[pair_of[name][0]], pair_of[name][1]) if name in pair_of else (OUT, "") for name in names]
+    prefixed = {name: parts[SPELLINGS[0]] for name in typed if SPELLINGS[0] in (parts := spelled_parts(name))}
+    is_mixed = OUTSIDE in names and any(letter in "BI" for letter, _ in prefixed.values())
     if is_mixed or ({"B", "I"} & {*typed} != {"I"} and typed and all(map(_MISSPELLED.fullmatch, typed))):
-        problem = f"has tags without a prefix in front of a type, such as {next(n for n in typed if n not in matches)}"
+        other = next(name for name in typed if name not in prefixed)
+        problem = f"has tags without a prefix in front of a type, such as {other}"
         raise UserError(
             "task.label", None, problem, "Write all as B-PER and I-PER, or none; one type needs a name too."
         )
@@ -179,11 +225,10 @@ def complete_names(names: Iterable[str]) -> list[str]:
     typed, parsed = [name for name in names if name != OUTSIDE], parse_tags(names)
     if parsed is None:
         return [OUTSIDE] * (OUTSIDE in names) + sorted(typed)
-    letters = next((own for own in INVENTORIES if {name[0] for name in typed} <= set(own)), "BIES")
-    return [
-        OUTSIDE,
-        *(f"{letter}-{kind}" for kind in sorted({kind for _, kind in parsed if kind}) for letter in letters),
-    ]
+    form, pairs = spelling(typed) or (SPELLINGS[0], [])
+    letters = next((own for own in INVENTORIES if {letter for letter, _ in pairs} <= {*own}), "BIES")
+    kinds = sorted({kind for _, kind in pairs})
+    return [OUTSIDE, *(form.format(letter, kind) for kind in kinds for letter in letters)]
 
 
 def recognize(tagset: TagSet, tags: np.ndarray, bounds: np.ndarray) -> Scheme:
@@ -278,7 +323,7 @@ class TagScores:
 
     def items(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the predicted tags (S, 1) and those of the data (S,) by sentence, for metrics of ``evaluate``."""
-        names = np.array(self.tagset.names, dtype=object)
+        names = np.array(standard_names(self.tagset.names), dtype=object)
         predicted, gold = (
             as_items([part.tolist() for part in np.split(names[tags], self.bounds[1:-1])])
             for tags in (self.predicted, self.gold)

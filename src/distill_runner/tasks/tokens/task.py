@@ -14,7 +14,7 @@ from distill_runner.common.errors import UserError, format_list
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.table import TableRecord
-from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, read_table
+from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, read_columns, read_table
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import balanced_weights, check_names, names_as_text
 from distill_runner.tasks.split_account import SplitAccount, example_hashes
@@ -28,6 +28,7 @@ from distill_runner.tasks.tokens.sentences import (
     Sentences,
     infer_columns,
     read_sentences,
+    refuse_tree,
 )
 from distill_runner.tasks.tokens.tags import (
     OUTSIDE,
@@ -66,8 +67,8 @@ class TokensTask(Task):
             which every tag may follow the tag before it.
         class_weights: weight of each tag in the loss on gold labels, in the order of ``labels``. ``balanced`` gives
             every tag the same total weight, with a mean of 1 over the words of the training data.
-        offsets: unit of the offsets of spans: ``characters`` or ``utf16``, as JavaScript counts; null takes characters
-            unless the texts of the spans say otherwise.
+        offsets: unit of the offsets of spans: ``characters``, ``utf16``, as JavaScript counts, or ``newlines``, where
+            a line end of Windows is one character; null takes characters unless the texts of the spans say otherwise.
         misaligned: what becomes of a span that cuts a word: ``refuse``, ``extend`` it to whole words, or ``drop`` it.
     """
 
@@ -140,7 +141,10 @@ class TokensTask(Task):
     def resolved(self) -> Self:
         task = super().resolved()
         if not task.columns or task.label is None:
-            text, label = infer_columns(inspect_columns(task, task.train), task.columns, task.label)
+            types = inspect_columns(task, task.train)
+            if not task.columns and {"data", "annotations"} <= types.keys():
+                refuse_tree(read_columns(task, task.train, ["data"])["data"])
+            text, label = infer_columns(types, task.columns, task.label)
             task = type(self)(**task.model_dump() | {"columns": [text], "label": label})
         if task.labels is None or task.scheme is None or task.class_weights == "balanced":
             task = type(self)(**task.model_dump() | task._fields_of_data())

@@ -24,7 +24,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import EXAMPLES_PER_CALL, TokenSplit
 from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, cut_windows
-from distill_runner.tasks.tokens.sentences import Sentence, Sentences
+from distill_runner.tasks.tokens.sentences import UNITS, Sentence, Sentences
 from distill_runner.tasks.tokens.tags import TagSet
 
 Ranges = Sequence[tuple[int, int]]
@@ -121,11 +121,7 @@ def write_words(
             files["begins"].append(begins)
             files["ends"].append(ends)
             files["bounds"].append([files["begins"].size])
-            tags = (
-                _tags(sentence, begins, ends, tagset, misaligned, sentences.split, cut)
-                if sentences.is_labeled
-                else None
-            )
+            tags = _tags(sentence, begins, ends, tagset, misaligned, sentences, cut) if sentences.is_labeled else None
             if tags is not None:
                 files["tags"].append(tags)
             size = len(ids_P)
@@ -165,7 +161,7 @@ def _tags(
     ends: np.ndarray,
     tagset: TagSet,
     misaligned: str,
-    split: str,
+    sentences: Sentences,
     cut: list[str],
 ) -> np.ndarray:
     """Return the index of each word's tag, (n,), and append the place of each span that cuts a word to ``cut``."""
@@ -179,8 +175,9 @@ def _tags(
             if misaligned == "refuse":
                 word = sentence.text[begins[first] : ends[stop - 1]] if first < stop else ""
                 span = f"the span '{sentence.text[begin:end]}', which cuts the word '{word}', {sentence.line}"
-                problem = f"split '{split}' has {span}"
+                problem, other = f"split '{sentences.split}' has {span}", sentences.other_offsets
                 remedy = "Repair it, or task.misaligned=extend (whole words), or drop."
+                remedy = remedy if other is None else f"All spans fit with task.offsets={other} ({UNITS[other]})."
                 raise UserError("task.label", None, problem, remedy)
             cut.append(sentence.line)
             if misaligned == "drop" or first >= stop or first < previous:

@@ -1,12 +1,13 @@
 """Retrieval in the layout of BEIR: ``queries.jsonl``, ``corpus.jsonl`` and ``qrels/<split>.tsv`` in one folder.
 
-The search is exact, by cosine. Its scores are nDCG, reciprocal rank and recall, as trec_eval defines them.
+The search is exact, by cosine or ``task.similarity``. Its scores are nDCG, reciprocal rank and recall, as
+trec_eval defines them.
 
 Shapes: Q queries, D documents, vectors of C numbers, the first K documents of a ranking.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -14,18 +15,22 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.files import file_sha256
 from distill_runner.datasets.metrics import require_finite
-from distill_runner.datasets.readers.table import is_missing, text_of
+from distill_runner.datasets.readers.table import TableRecord, is_missing, text_of
 from distill_runner.datasets.readers.tables import read_table
 from distill_runner.datasets.tokenization import Examples
+from distill_runner.models.config import Similarity
+from distill_runner.tasks.split_account import SplitAccount
 from distill_runner.tasks.splits import NO_SPLIT, OPTIONAL
 from distill_runner.tasks.vectors.task import CHARACTERS, VectorTask
 
 CORPUS, QUERIES, QRELS = "corpus", "queries", "qrels"
 ID, TEXT, TITLE = "_id", "text", "title"
 QUERY_ID, DOCUMENT_ID, RELEVANCE = "query-id", "corpus-id", "score"
+DISTANCES = {"euclidean": "euclidean", "manhattan": "cityblock"}
+"""Similarities that are negative distances, with the names of scipy."""
 COSINES_AT_ONCE = 2**24
 """Cosines that are computed at once: 64 MiB."""
 DEPTH = 100
@@ -58,10 +63,12 @@ class RetrievalExamples(Examples):
     Attributes:
         num_queries: number of queries.
         judgments: which documents are relevant; None for training texts.
+        num_missing: number of judgments that are left out, since the queries or documents are not in the files.
     """
 
     num_queries: int = 0
     judgments: Judgments | None = None
+    num_missing: int = 0
 
 
 def _as_whole_number(value: Any) -> int | None:
@@ -79,7 +86,7 @@ class RetrievalTask(VectorTask):
 
     Attributes:
         prompt: text that is put before each document, and before the texts of a transfer set.
-        query_prompt: text that is put before each query.
+        query_prompt: text that is put before each query; null is none, if the teacher's folder names none.
         dataset: a folder in BEIR's layout.
     """
 
@@ -91,12 +98,16 @@ class RetrievalTask(VectorTask):
 
     type: Literal["retrieval"] = "retrieval"
     label: str = ""
-    query_prompt: str = ""
+    query_prompt: str | None = None
     train: str = CORPUS
 
     @property
     def prompts(self) -> dict[str, str]:
         return {name: text for name, text in (("document", self.prompt), ("query", self.query_prompt)) if text}
+
+    @property
+    def names_prompts(self) -> bool:
+        return bool(self.prompt) or self.query_prompt is not None
 
     @model_validator(mode="after")
     def _trains_on_documents(self) -> Self:
@@ -108,7 +119,7 @@ class RetrievalTask(VectorTask):
         return self
 
     def served_prompt(self) -> str:
-        if self.prompt != self.query_prompt:
+        if self.prompt != (self.query_prompt or ""):
             problem = f"differs from task.prompt={self.prompt!r}, and serve.py cannot tell queries from documents"
             remedy = "Take one prompt for both, or a sweep without a frontier."
             raise UserError("task.query_prompt", repr(self.query_prompt), problem, remedy)
@@ -154,15 +165,15 @@ class RetrievalTask(VectorTask):
         if split == self.train:
             return RetrievalExamples([list(documents.values())], None)
         queries, table = self._texts(QUERIES), self._columns(split, [QUERY_ID, DOCUMENT_ID, RELEVANCE])
-        gains = dict[tuple[str, str], int]()
+        gains, num_missing = dict[tuple[str, str], int](), 0
         for query, document, value in zip(
             map(str, table[QUERY_ID]), map(str, table[DOCUMENT_ID]), table[RELEVANCE], strict=True
         ):
             relevance, problem = _as_whole_number(value), ""
             if query not in queries or document not in documents:
-                name, key = (QUERY_ID, query) if query not in queries else (DOCUMENT_ID, document)
-                problem = f"names the {name} {key!r}, which {self.dataset} does not have"
-            elif relevance is None:
+                num_missing += 1
+                continue
+            if relevance is None:
                 problem = f"has the relevance {value!r}, which is no whole number"
             elif gains.setdefault((query, document), relevance) != relevance:
                 problem = f"judges document '{document}' twice for query '{query}', and not the same"
@@ -172,6 +183,7 @@ class RetrievalTask(VectorTask):
                 raise UserError(self.split_key(split), split, f"{self._file(split).name} {problem}", LAYOUT)
         if not any(relevance > 0 for relevance in gains.values()):
             problem = f"{self._file(split).name} names no relevant document: no score is above 0"
+            problem += f", or the files lack the texts, as for {num_missing:,} judgments" if num_missing else ""
             raise UserError(self.split_key(split), split, problem, LAYOUT)
         # Other splits have other queries.
         number = {query: number for number, query in enumerate(dict.fromkeys(query for query, _ in gains))}
@@ -179,7 +191,14 @@ class RetrievalTask(VectorTask):
         rows = [(number[query], place[document], relevance) for (query, document), relevance in gains.items()]
         judgments = Judgments(np.array(rows), np.array([place.get(query, -1) for query in number]))
         texts = [*(queries[query] for query in number), *documents.values()]
-        return RetrievalExamples([texts], None, num_queries=len(number), judgments=judgments)
+        return RetrievalExamples([texts], None, num_queries=len(number), judgments=judgments, num_missing=num_missing)
+
+    def account(self, split: str, examples: Any, tables: Sequence[TableRecord]) -> SplitAccount:
+        account = super().account(split, examples, tables)
+        if count := getattr(examples, "num_missing", 0):
+            what = quantity(count, "judgment", ",")
+            account.warnings.append(f"{split}: {what} of queries or documents that the files lack, left out")
+        return account
 
     def _texts(self, split: str) -> dict[str, str]:
         """Return the texts of queries or documents by id.
@@ -203,7 +222,7 @@ class RetrievalTask(VectorTask):
 
     def text_prompts(self, examples: Examples) -> list[str]:
         count = examples.num_queries if isinstance(examples, RetrievalExamples) else 0
-        return [self.query_prompt] * count + [self.prompt] * (len(examples) - count)
+        return [self.query_prompt or ""] * count + [self.prompt] * (len(examples) - count)
 
     def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         if (judgments := getattr(examples, "judgments", None)) is not None:
@@ -224,7 +243,7 @@ class RetrievalTask(VectorTask):
     def query_scores(self, outputs: np.ndarray, split: Any) -> Mapping[str, np.ndarray]:
         """Return the metrics of each query that has a relevant document."""
         count = len(split.judgments.excluded)
-        return query_scores(outputs[:count], outputs[count:], split.judgments)
+        return query_scores(outputs[:count], outputs[count:], split.judgments, self.similarity or "cosine")
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
         scores = self.query_scores(outputs, split)
@@ -254,23 +273,36 @@ class RetrievalTask(VectorTask):
         return dict.fromkeys(self.columns, "columns")
 
 
-def nearest(queries_QC: np.ndarray, documents_DC: np.ndarray, count: int) -> np.ndarray:
+def nearest(
+    queries_QC: np.ndarray, documents_DC: np.ndarray, count: int, similarity: Similarity = "cosine"
+) -> np.ndarray:
     """Return the numbers of the nearest documents of each query, best first, (Q, K).
 
-    Every document is compared. Of equal cosines, the document with the smaller number comes first.
+    Every document is compared. Of equal similarities, the document with the smaller number comes first.
     """
+    from scipy.spatial.distance import cdist
+
     units = []
     for array in (queries_QC, documents_DC):
         require_finite(array)
         vectors = np.asarray(array, dtype=np.float32)
+        if similarity != "cosine":
+            units.append(vectors)
+            continue
         lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
         units.append(np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0))
     size = max(1, COSINES_AT_ONCE // len(documents_DC))
-    parts = (units[0][first : first + size] @ units[1].T for first in range(0, len(queries_QC), size))
+    blocks = (units[0][first : first + size] for first in range(0, len(queries_QC), size))
+    if similarity in DISTANCES:
+        parts = (-cdist(block, units[1], DISTANCES[similarity]) for block in blocks)
+    else:
+        parts = (block @ units[1].T for block in blocks)
     return np.concatenate([np.argsort(-part, axis=1, kind="stable")[:, :count] for part in parts])
 
 
-def query_scores(queries_QC: np.ndarray, documents_DC: np.ndarray, judgments: Judgments) -> Mapping[str, np.ndarray]:
+def query_scores(
+    queries_QC: np.ndarray, documents_DC: np.ndarray, judgments: Judgments, similarity: Similarity = "cosine"
+) -> Mapping[str, np.ndarray]:
     """Return ``ndcg_at_10``, ``mrr_at_10`` and ``recall_at_100`` of each query with a relevant document, in order.
 
     Gains of nDCG are the relevances themselves, as in trec_eval; the ideal ranking has all judged documents.
@@ -280,7 +312,8 @@ def query_scores(queries_QC: np.ndarray, documents_DC: np.ndarray, judgments: Ju
         if relevance > 0:
             gains_of_query.setdefault(query, {})[document] = relevance
     rows, scores = sorted(gains_of_query), []
-    for query, ranking in zip(rows, nearest(queries_QC[rows], documents_DC, DEPTH + 1).tolist(), strict=True):
+    rankings = nearest(queries_QC[rows], documents_DC, DEPTH + 1, similarity).tolist()
+    for query, ranking in zip(rows, rankings, strict=True):
         gain_of, excluded = gains_of_query[query], judgments.excluded[query]
         gain_of.pop(int(excluded), None)
         gains = [gain_of.get(document, 0) for document in ranking if document != excluded][:DEPTH]

@@ -13,7 +13,7 @@ from distill_runner.datasets.metrics import pearson, require_finite, spearman
 from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, listed_names, read_table
 from distill_runner.datasets.tokenization import Examples
-from distill_runner.models.config import Head, VectorOptions
+from distill_runner.models.config import Head, Similarity, VectorOptions
 from distill_runner.tasks.columns import is_empty, text_candidates
 from distill_runner.tasks.regression import encode_scores
 from distill_runner.tasks.splits import HELD_OUT
@@ -45,6 +45,8 @@ class VectorTask(TextTask):
         normalize: whether the vectors of a new head have length 1; null as for ``pooling``, else true.
         include_prompt: whether the pooling of a new head reads the tokens of the prompt; null as for ``pooling``, else
             true.
+        similarity: how two vectors are compared in scores: by their ``cosine``, ``dot`` product, or negative
+            ``euclidean`` or ``manhattan`` distance; null is the cosine, and refused if the folder names another.
         prompt: text that is put before each text.
         train_columns: columns of the training split, if it has others than the pairs that are scored: up to three
             texts. null takes ``columns``.
@@ -62,6 +64,7 @@ class VectorTask(TextTask):
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool | None = None
     include_prompt: bool | None = None
+    similarity: Similarity | None = None
     prompt: str = ""
     train_columns: list[str] | None = Field(None, min_length=1, max_length=3)
     labels: None = None
@@ -78,6 +81,11 @@ class VectorTask(TextTask):
         """Prompts by name, as a folder of sentence-transformers lists them; ``text`` is the default one."""
         return {"text": self.prompt} if self.prompt else {}
 
+    @property
+    def names_prompts(self) -> bool:
+        """Whether the task says which prompts its queries and documents have, or has no queries."""
+        return True
+
     def served_prompt(self) -> str:
         if self.prompts and self.include_prompt is False and self.pooling != "last":
             problem = "an exported model cannot tell the tokens of the prompt from the text"
@@ -86,7 +94,8 @@ class VectorTask(TextTask):
 
     @property
     def head(self) -> Head:
-        options = VectorOptions(self.pooling, self.normalize, self.include_prompt, self.prompts, self.max_length)
+        texts = self.prompts, self.max_length, self.similarity, self.names_prompts
+        options = VectorOptions(self.pooling, self.normalize, self.include_prompt, *texts)
         return Head("AutoModel", vectors=options)
 
     @property
@@ -150,6 +159,21 @@ def cosines(first_NC: np.ndarray, second_NC: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
     products = (first * second).sum(axis=-1)
     return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+
+
+def pair_similarities(first_NC: np.ndarray, second_NC: np.ndarray, similarity: Similarity) -> np.ndarray:
+    """Return the similarity (N,) of each row of two arrays, in float64.
+
+    Raises:
+        NonFiniteOutputs: a number is infinite or not a number.
+    """
+    if similarity == "cosine":
+        return cosines(first_NC, second_NC)
+    first, second = (np.asarray(array, dtype=np.float64) for array in (first_NC, second_NC))
+    require_finite(np.hstack([first, second]))
+    if similarity == "dot":
+        return np.asarray((first * second).sum(axis=-1))
+    return np.asarray(-np.linalg.norm(first - second, ord=1 if similarity == "manhattan" else 2, axis=-1))
 
 
 class EmbeddingsTask(VectorTask):
@@ -226,8 +250,8 @@ class EmbeddingsTask(VectorTask):
     # Scores
 
     def similarities(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the cosine (N, 1) of the two texts of each row."""
-        return cosines(outputs[0::2], outputs[1::2])[:, None]
+        """Return the similarity (N, 1) of the two texts of each row."""
+        return pair_similarities(outputs[0::2], outputs[1::2], self.similarity or "cosine")[:, None]
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
         values, labels = self.similarities(outputs), np.asarray(split.labels)
