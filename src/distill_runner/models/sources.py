@@ -155,7 +155,8 @@ class ModelSource:
         Raises:
             UserError: the configuration numbers the outputs neither from 0 nor from 1, or leaves some out.
         """
-        if not (names := self._config.id2label):
+        names: Any = self._config.id2label
+        if not names:
             return None
         numbers = sorted(names)
         if numbers[0] not in (0, 1) or numbers != [*range(numbers[0], numbers[0] + len(numbers))]:

@@ -298,14 +298,14 @@ class _Reader:
             )
         spans = set()
         for entry in marks:
-            *raw, label, quote = self.raw_span(entry, line)
-            begin, end = self.in_characters(text, *raw, quote, line)
+            first, last, label, quote = self.raw_span(entry, line)
+            begin, end = self.in_characters(text, first, last, quote, line)
             inner = text[begin:end]
             if not 0 <= begin < end <= len(text) or not inner.strip():
-                other = next((unit for unit, fits in self.fitting(text, *raw).items() if fits), None)
+                other = next((unit for unit, fits in self.fitting(text, first, last).items() if fits), None)
                 remedy = "Repair or remove it." if other is None else f"It fits with task.offsets={other}."
                 self.refuse(f"a span {begin} to {end} of {len(text)} characters", line, remedy)
-            for unit, fits in self.fitting(text, *raw).items():
+            for unit, fits in self.fitting(text, first, last).items():
                 self.misfits[unit] += not fits and not quote.strip()
             if inner != inner.strip():
                 self.note("spans have blanks at their ends, which are left out", line)
@@ -347,7 +347,7 @@ class _Reader:
 
     def in_characters(self, text: str, begin: int, end: int, quote: str, line: str) -> tuple[int, int]:
         """Return a span in characters, in the unit of the task or else that of its text."""
-        units: tuple[Offsets, ...] = (self.offsets,) if self.offsets else UNITS
+        units: tuple[Offsets, ...] = (self.offsets,) if self.offsets else tuple(UNITS)
         for unit in units:
             first, last = in_characters(text, begin, unit), in_characters(text, end, unit)
             if not quote.strip() or text[first:last].split() == quote.split():
