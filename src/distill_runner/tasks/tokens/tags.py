@@ -166,7 +166,7 @@ def spelled_parts(name: str) -> dict[str, tuple[str, str]]:
 def spelling(typed: Sequence[str]) -> tuple[str, list[tuple[str, str]]] | None:
     """Return how tags other than O are written, with the letter and type of each; None if they are plain.
 
-    Another spelling than B-PER is taken only if the letters are those of a scheme, and two or more.
+    Another spelling than B-PER is taken only if a type has a beginning and another role of one scheme.
 
     Raises:
         UserError: only some tags name a role.
@@ -174,13 +174,13 @@ def spelling(typed: Sequence[str]) -> tuple[str, list[tuple[str, str]]] | None:
     parts = [spelled_parts(name) for name in typed]
     for form in SPELLINGS:
         pairs = [own[form] for own in parts if form in own]
-        letters = {letter for letter, _ in pairs}
-        is_scheme = len(letters) > 1 and letters & {*"BI"} and any(letters <= {*own} for own in INVENTORIES)
+        letters, begun = {letter for letter, _ in pairs}, {kind for letter, kind in pairs if letter == "B"}
+        # A type with a beginning and another role names roles; plain tags such as A-B and C-S do not.
+        has_roles = any(kind in begun and letter != "B" for letter, kind in pairs)
+        is_scheme = has_roles and any(letters <= {*own} for own in INVENTORIES)
         if pairs and len(pairs) == len(typed) and (form == SPELLINGS[0] or is_scheme):
             return form, pairs
-        # A type with a beginning and another role names roles; plain tags such as A-B and C-S do not.
-        begun = {kind for letter, kind in pairs if letter == "B"}
-        if any(kind in begun and letter != "B" for letter, kind in pairs):
+        if has_roles:
             other = next((name for name, own in zip(typed, parts, strict=True) if form not in own), "")
             problem = f"has tags such as {form.format(*pairs[0])}, but also {other}, which is written in another way"
             problem = problem if other else f"has tags whose roles are of several schemes: {', '.join(sorted(letters))}"
