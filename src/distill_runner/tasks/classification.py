@@ -116,7 +116,7 @@ class ClassificationTask(TextTask):
         values = {as_int(value) for value in rows if not self.is_unlabeled(value)}
         if len(values) == 1 and any(value == -1 for value in rows):
             problem = f"has {values.copy().pop()} and -1, which is taken as 'no label' unless it is named"
-            raise UserError("task.label", self.label, problem, f"'task.labels=[-1,{values.pop()}]'")
+            raise UserError("task.label", self.label, problem, f"If -1 is a class: 'task.labels=[-1,{values.pop()}]'")
         signs = {value for value in rows if isinstance(value, str) and value in ("-", "?")}
         if signs and values and not any(re.search(r"\w", str(value)) for value in values):
             values |= signs  # classes, such as + and -
