@@ -92,7 +92,7 @@ def test_probabilities_are_the_softmax_of_what_is_read(
             "row 0 of split 'train' has 'high', not a finite number",
         ),
         ([], {}, "needs columns with its predictions"),
-        (["method=alp", "task.logits=[p0,p1]"], {"p0": ["1"] * 64, "p1": ["1"] * 64}, "gives only predictions"),
+        (["method=alp", "task.logits=[p0,p1]"], {"p0": ["1"] * 64, "p1": ["-1"] * 64}, "gives only predictions"),
     ],
 )
 def test_mistakes_are_told_before_training(
