@@ -114,6 +114,7 @@ def raw_outputs(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, l
     values, remarks = answer_shares(task, table, split) if task.answers else ordered_numbers(task, table, split)
     rows = np.flatnonzero(~np.isnan(values).any(axis=1))
     if task.decoding.has_probabilities and not task.logits:
+        given = values.copy()
         values[rows], is_valid, changes = task.decoding.logits(values[rows])
         remarks += changes
         if not is_valid.all():
@@ -121,8 +122,7 @@ def raw_outputs(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, l
             cells = [table.columns[name][row] for name in task.prediction_columns]
             problem = f"row {row} of split '{split}' has {', '.join(map(str, cells))}, which are no probabilities"
             remedy = "From 0 to 1, for classes with the sum 1. Percentages: divide them by 100. "
-            given = numbers(cells)
-            is_part = len(cells) > 1 and given.min() >= 0 and given.max() <= 1
+            is_part = given.shape[1] > 1 and given[row].min() >= 0 and given[row].max() <= 1
             top = "If only the top classes are known, share the rest of 1 equally among the other classes."
             remedy += top if is_part else "Raw outputs: task.logits."
             raise UserError(task.prediction_key, format_list(task.prediction_columns), problem, remedy)
