@@ -111,7 +111,7 @@ def test_class_labels_are_reordered_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["train.parquet", "train.csv", "train.jsonl"])
 def test_minus_1_is_no_label_unless_it_is_named(form: str, tmp_path: Path) -> None:
     write(tmp_path / form, {"sentence": ["a", "b", "c"], "label": [-1, 1, -1]})
-    message = refusal(lambda: make(tmp_path, labels=None))
+    message = refusal(lambda: make(tmp_path, labels=None).resolved())
     assert "-1, which is taken as 'no label'" in message
     assert "'task.labels=[-1,1]'" in message
 
