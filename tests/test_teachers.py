@@ -22,8 +22,9 @@ from distill_runner.training.devices import Device
 from distill_runner.training.teachers import (
     CachedTargets,
     LiveTargets,
+    MappedTargets,
     NoTeacher,
-    RoundedTargets,
+    in_float16,
 )
 
 CPU = Device.from_name("cpu", "fp32")
@@ -79,7 +80,7 @@ def test_a_cache_in_float16_is_the_rounded_teacher_in_half_the_space(
     assert {str(array.dtype) for array in rounded.arrays.values()} == {"float16"}
     shape = EncoderShape.from_config(live.model.config)
     assert cache_bytes(NEEDS, shape, tokens, dtype="float16") * 2 == cache_bytes(NEEDS, shape, tokens)
-    assert_same(rounded(batch), RoundedTargets(live)(batch))
+    assert_same(rounded(batch), MappedTargets(live, in_float16)(batch))
     exact, close = cached(batch), rounded(batch)
     for layer, cls in exact.cls.items():
         assert close.cls[layer].dtype == torch.float32

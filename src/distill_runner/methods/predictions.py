@@ -71,7 +71,17 @@ class NextSentence(LossTerm):
         return (losses_B * batch.example_weights.to(losses_B)).mean()
 
 
-class SoftLabels(LossTerm):
+class PredictionTerm(LossTerm):
+    """Base of the terms that compare the logits of student and teacher."""
+
+    weighs_examples = True
+
+    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
+        self.outputs, self.mean_over = outputs, outputs.unit
+        self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
+
+
+class SoftLabels(PredictionTerm):
     """Loss against the teacher's predictions (ALP-KD Eq. 2, Hinton et al.); for regression, squared error of outputs.
 
     Args:
@@ -82,7 +92,6 @@ class SoftLabels(LossTerm):
     ``diagnostics`` has ``divergence``: the loss minus the lowest value that it can have for this teacher.
     """
 
-    weighs_examples = True
     per_class: ClassVar[bool] = False
 
     def __init__(
@@ -115,8 +124,7 @@ class SoftLabels(LossTerm):
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if self.standardize:
             require_classes(outputs, ".standardize", True, smallest=3, num_classes=student.num_labels)
-        self.outputs, self.mean_over = outputs, outputs.unit
-        self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
+        super().bind(student, teacher, outputs)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         logits, targets = student.logits_OC, teacher.logits_OC
@@ -150,7 +158,7 @@ SOFTENINGS: dict[str, Callable[[int, int], float]] = {
 """Factor c(T) on the teacher's logits: 1/T (Pro-KD Eq. 3), phi(T) (Annealing-KD), or 1 (ablation, Pro-KD Table 10)."""
 
 
-class LogitMatching(LossTerm):
+class LogitMatching(PredictionTerm):
     """Squared distance between the student's and the teacher's softened logits, ``|z_S - c(T) z_T|²`` (Pro-KD Eq. 3).
 
     T is ``tau_max`` in the first step and falls by 1 with each step, down to 1. Only the teacher's logits are softened.
@@ -169,7 +177,6 @@ class LogitMatching(LossTerm):
     ``diagnostics`` has ``temperature``.
     """
 
-    weighs_examples = True
     ends_late = True
 
     def __init__(
@@ -199,10 +206,6 @@ class LogitMatching(LossTerm):
     @classmethod
     def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:
         return frozenset({"num_checkpoints"})
-
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
-        self.outputs, self.mean_over = outputs, outputs.unit
-        self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
 
     def check_epochs(self, num_epochs: int) -> None:
         if (last := self.temperature(Progress(num_epochs - 1, 0, num_epochs, 0))) > 1:
@@ -272,7 +275,7 @@ def correlation_over_outputs(student_OC: Tensor, teacher_OC: Tensor, batch: Batc
     return (1 - functional.cosine_similarity(one, other, dim=0)).mean()
 
 
-class DecoupledSoftLabels(LossTerm):
+class DecoupledSoftLabels(PredictionTerm):
     """``alpha * target + beta * others``: the parts of the divergence with weights of their own (DKD, Eq. 7).
 
     In the KL divergence, the part of the other classes counts less the surer the teacher is of the label. With two
@@ -287,7 +290,6 @@ class DecoupledSoftLabels(LossTerm):
     """
 
     reads_labels = frozenset({"labels"})
-    weighs_examples = True
 
     def __init__(
         self, alpha: float = 1.0, beta: float = 8.0, temperature: Temperature = 4.0, scale_by_t2: bool = True
@@ -297,8 +299,7 @@ class DecoupledSoftLabels(LossTerm):
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         require_classes(outputs, ".term", "decoupled_soft_labels")
-        self.mean_over = outputs.unit
-        self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
+        super().bind(student, teacher, outputs)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         parts = decoupled_divergences(student.logits_OC, teacher.logits_OC, batch.gold, self.temperature)
@@ -307,7 +308,7 @@ class DecoupledSoftLabels(LossTerm):
         return (self.alpha * target + self.beta * others) * (self.temperature**2 if self.scale_by_t2 else 1)
 
 
-class CorrelatedSoftLabels(LossTerm):
+class CorrelatedSoftLabels(PredictionTerm):
     """Correlations of the predictions: over the classes of an example, and over the examples of a class (DIST, Eq. 10).
 
     The second part is over the examples of a batch: with parts of an update, as in several processes, it is a mean over
@@ -322,7 +323,6 @@ class CorrelatedSoftLabels(LossTerm):
     ``diagnostics`` has both parts: ``over_classes`` and ``over_examples``.
     """
 
-    weighs_examples = True
     compares_examples = True
 
     def __init__(
@@ -337,8 +337,7 @@ class CorrelatedSoftLabels(LossTerm):
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         require_classes(outputs, ".term", "correlated_soft_labels")
-        self.mean_over = outputs.unit
-        self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
+        super().bind(student, teacher, outputs)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         one, other = ((logits / self.temperature).softmax(-1) for logits in (student.logits_OC, teacher.logits_OC))

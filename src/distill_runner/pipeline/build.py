@@ -42,11 +42,11 @@ from distill_runner.training.teachers import (
     CachedTargets,
     CheckpointTargets,
     LiveTargets,
+    MappedTargets,
     MeanTargets,
     NoTeacher,
-    RoundedTargets,
-    ScaledTargets,
     TeacherTargets,
+    in_float16,
 )
 from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
 
@@ -331,15 +331,19 @@ def teacher_targets(stage: Stage, builder: Pipeline) -> TeacherTargets:
         open_targets = caches.__getitem__
     else:
         teacher.folder()  # built now, not between two steps of training
-        rounded = stage.teacher_outputs == "float16"
-        open_targets = (lambda checkpoint: RoundedTargets(teacher.live(checkpoint))) if rounded else teacher.live
+        is_rounded = stage.teacher_outputs == "float16"
+        open_targets = (
+            (lambda checkpoint: MappedTargets(teacher.live(checkpoint), in_float16)) if is_rounded else teacher.live
+        )
     if stage.route:
         return CheckpointTargets(stage.route, open_targets)
     if not stage.config.calibrate_teacher:
         return open_targets(None)
     temperature = teacher_temperature(stage, builder)
     log.info("stage %s: teacher logits divided by %.4g, fitted on the validation split", stage.name, temperature)
-    return ScaledTargets(open_targets(None), temperature)
+    return MappedTargets(
+        open_targets(None), lambda features: replace(features, logits=features.logits_OC / temperature)
+    )
 
 
 def teacher_temperature(stage: Stage, builder: Pipeline) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,34 +131,23 @@ class MeanTargets(TeacherTargets):
         return Features(self.mean([teacher.features(part).logits_OC for teacher, part in pairs]))
 
 
-class RoundedTargets(TeacherTargets):
-    """Live targets rounded to float16, bit for bit as a cache in float16 gives them."""
+class MappedTargets(TeacherTargets):
+    """Targets with ``function`` applied to their features, such as ``in_float16``."""
 
-    def __init__(self, live: LiveTargets | MeanTargets) -> None:
-        self.live, self.device = live, live.device
+    def __init__(self, targets: TeacherTargets, function: Callable[[Features], Features]) -> None:
+        self.targets, self.function, self.device = targets, function, targets.device
 
-    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
-        return self.live.inputs(batch, progress, needs)
-
-    def features(self, inputs: Any) -> Features:
-        features = self.live.features(inputs)
-        logits = None if features.logits is None else features.logits.half().float()
-        return Features(logits, {layer: states.half().float() for layer, states in features.cls.items()})
-
-
-class ScaledTargets(TeacherTargets):
-    """Targets whose logits are divided by a temperature that calibrates the teacher."""
-
-    def __init__(self, targets: TeacherTargets, temperature: float) -> None:
-        self.targets, self.temperature, self.device = targets, temperature, targets.device
-
-    def inputs(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Any:
+    def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
         return self.targets.inputs(batch, progress, needs)
 
     def features(self, inputs: Any) -> Features:
-        features = self.targets.features(inputs)
-        logits = None if features.logits is None else features.logits / self.temperature
-        return replace(features, logits=logits)
+        return self.function(self.targets.features(inputs))
+
+
+def in_float16(features: Features) -> Features:
+    """Return features rounded to float16, bit for bit as a cache in float16 gives them."""
+    logits = None if features.logits is None else features.logits.half().float()
+    return Features(logits, {layer: states.half().float() for layer, states in features.cls.items()})
 
 
 class CachedTargets(TeacherTargets):
