@@ -75,6 +75,18 @@ def test_losses_of_graphs(method: str, precision: str, compose: Compose, tmp_pat
     assert max(replayed, default=0) <= 12
 
 
+@pytest.mark.parametrize("method", ["internal", "rail"])
+def test_a_graph_is_replayed_only_in_its_phase(method: str, compose: Compose, tmp_path: Path) -> None:
+    """Layers that follow one another, and layers that are drawn anew in each epoch."""
+    losses = dict[str, list[float]]()
+    schedule = ("schedule=pid", "schedule.limits=[1,2,2]") if method == "internal" else ()
+    for graphs in ("false", "true"):
+        options = (f"method={method}", *schedule, f"store.dir={tmp_path}/{graphs}", f"runtime.graphs={graphs}")
+        sizes = ("student.num_layers=3", "teacher.optim.epochs=1", "optim.epochs=7", "runtime.log_every=1")
+        losses[graphs] = [point["loss"] for point in losses_of(compose(*options, *sizes), "cuda:0", "fp32")]
+    assert losses["true"] == pytest.approx(losses["false"], rel=1e-4, abs=1e-6)
+
+
 def recorded(body: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):

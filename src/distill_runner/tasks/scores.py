@@ -98,7 +98,8 @@ def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
     is_used = has_score
     if task.keep is not None and split in (task.train, TRANSFER):
         is_used = has_score.copy()
-        is_used[has_score] = task.decoding.confidence(outputs[has_score]) >= float(task.keep.partition(":")[2])
+        least = float(task.keep.partition(":")[2]) - 1e-9  # 0.9 comes back from its logits as 0.8999999999999999
+        is_used[has_score] = task.decoding.confidence(outputs[has_score]) >= least
         total, count = int(has_score.sum()), int(is_used.sum())
         favors = task.decoding.indicators(task.decoding.labels(outputs), len(task.head.names)) > 0
         of_names = zip(task.head.names, favors.T, strict=True)
