@@ -59,7 +59,7 @@ def main() -> None:
     if (folder := parser.parse_args().save) is not None:
         save_small(folder)
         return
-    texts = {split: embedded_columns("sentences", split)[0]["sentence"] for split in SPLITS[:2]}
+    texts: dict[str, list[str]] = {split: embedded_columns("sentences", split)[0]["sentence"] for split in SPLITS[:2]}
     rows = [
         ["encoder", "tokens", "parameters", "MB", "largest difference", "validation texts with other tokens", "seconds"]
     ]

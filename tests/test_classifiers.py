@@ -257,8 +257,8 @@ def test_a_calibrated_teacher_has_the_temperature_that_fits(
         resolve(compose_run.stages, "student", "fp32")
         for compose_run in (run, compose(*overrides(teachers["qwen3"], tiny_bert_folder)))
     )
-    assert stage.spec == {**plain.spec, "calibrated_on": next(iter(stage.config.task.validation))}
     assert stage.config.task is not None
+    assert stage.spec == {**plain.spec, "calibrated_on": next(iter(stage.config.task.validation))}
     task = stage.config.task.model_copy(update={"validation": {"b": "validation", "a": "validation"}})
     several = replace(stage, config=stage.config.model_copy(update={"task": task}))
     assert several.spec["calibrated_on"] == "b", "the store sorts the names of the splits"

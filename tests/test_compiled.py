@@ -1,6 +1,5 @@
 """``runtime.compile``: compiled layers give the same results, and a line says where a model stays uncompiled."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +21,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _afresh() -> Iterator[None]:
+def _afresh() -> None:
     torch._dynamo.reset()
     counters.clear()
-    yield
-    extracting._can_compile.cache_clear()
-    extracting._warn_not_compiled.cache_clear()
 
 
 def learned(model: Any, batch: Batch) -> list[Tensor]:

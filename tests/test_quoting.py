@@ -23,6 +23,7 @@ def test_a_list_needs_no_brackets(texts: list[str]) -> None:
     typed = ",".join(f"x{text}" for text in texts)
     for value in (typed, f"[{typed}]"):
         parsed = PARSER.parse_override(quoted(expand_shorthand(f"task.answers={value}"))).value()
+        assert isinstance(parsed, list)
         assert list(map(str, parsed)) == typed.split(",")
 
 

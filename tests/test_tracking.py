@@ -200,7 +200,7 @@ def test_a_missing_package_says_what_to_install(
     assert f"pip install 'distill-run[{name}]'" in str(caught.value)
 
 
-RESULTS = {"results": [{"method": "alp", "score": 0.75}, {"method": "nkd"}]}
+RESULTS: dict[str, Any] = {"results": [{"method": "alp", "score": 0.75}, {"method": "nkd"}]}
 
 
 def picture(folder: Path) -> Path:

@@ -232,7 +232,7 @@ def compare_differences(
 
 
 def _doubled(test: MethodTest) -> MethodTest:
-    variances = {"seed_variance": 4 * test.seed_variance, "example_variance": 4 * test.example_variance}
+    variances: dict[str, Any] = {"seed_variance": 4 * test.seed_variance, "example_variance": 4 * test.example_variance}
     return replace(test, difference=2 * test.difference, **variances)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_updates import losses_of
+from test_updates import losses_of  # type: ignore[import-not-found]
 
 from distill_runner.compose.folders import choices
 from distill_runner.compose.run_config import RunConfig

@@ -41,7 +41,7 @@ class CUDAGraph:
         """Remember what a tensor holds before it is written to for the first time."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.originals:
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
             self.originals[storage.data_ptr()] = whole, whole.clone()
 
 

@@ -39,7 +39,7 @@ class Progress:
     num_steps: int
 
 
-def times(factor: float, value: Tensor) -> Tensor:
+def times(factor: float | Tensor, value: Tensor) -> Tensor:
     """Return the product; a factor of 1, as with one batch in an update, starts no kernel."""
     return value if factor == 1 else factor * value
 

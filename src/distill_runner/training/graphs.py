@@ -46,11 +46,11 @@ def fill(batch: Batch) -> Batch:
     starts = np.concatenate([batch.starts.numpy(), tokens + np.cumsum(lengths) - lengths])
     all_lengths = np.concatenate([batch.sequence_lengths.numpy(), lengths])
 
-    def repeated(values: Tensor | None, count: int) -> Tensor | None:
+    def repeated(values: Any, count: int) -> Any:
         """The same followed by copies of its first row."""
         return None if values is None else torch.cat([values, values[:1].expand(count, *values.shape[1:])])
 
-    def zeros(values: Tensor | None, count: int) -> Tensor | None:
+    def zeros(values: Any, count: int) -> Any:
         return None if values is None else torch.cat([values, values.new_zeros(count, *values.shape[1:])])
 
     weights = torch.ones(size) if batch.example_weights is None else batch.example_weights
@@ -161,21 +161,21 @@ class Graphs:
         recorded.graph.replay()
         return dict(zip(recorded.names, recorded.values.clone().unbind(), strict=True))
 
-    def _record(self, inputs: Any, progress: Progress) -> _Recorded | None:
+    def _record(self, inputs: tuple[tuple[Part, ...], Tensor], progress: Progress) -> _Recorded | None:
         """Record the update of ``inputs``, which are copied to where the graph reads them; None if it cannot be."""
         block, moved = self.device.block_of(inputs)
         pairs = zip(tensors_of(inputs), tensors_of(moved), strict=True)
-        static = with_tensors(moved, iter([copy if tensor.is_cpu else copy.clone() for tensor, copy in pairs]))
+        parts, rate = with_tensors(moved, iter([copy if tensor.is_cpu else copy.clone() for tensor, copy in pairs]))
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                outputs = self.update(*static, progress)
+                outputs = self.update(parts, rate, progress)
                 values = torch.stack(list(outputs.values()))
         except RuntimeError as error:
             self._give_up(str(error).splitlines()[0])
             return None
         self.pool = self.pool or graph.pool()
-        return _Recorded(block, static, graph, list(outputs), values)
+        return _Recorded(block, (parts, rate), graph, list(outputs), values)
 
     def _give_up(self, reason: str) -> None:
         self.is_on = False

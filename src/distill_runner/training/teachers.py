@@ -55,7 +55,8 @@ class TeacherTargets:
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
         """Return the features of a batch on the host, in one call."""
-        return self.features(self.device.move(self.inputs(batch, progress, needs)))
+        inputs = self.inputs(batch, progress, needs)  # which may open the teacher, and with it the device
+        return self.features(self.device.move(inputs))
 
 
 class NoTeacher(TeacherTargets):
@@ -257,13 +258,14 @@ class CheckpointTargets(TeacherTargets):
         self.number: int | None = None
         self.targets: TeacherTargets = NoTeacher()
 
-    def inputs(self, batch: Batch, progress: Progress, needs: FeatureRequest) -> Any:
+    def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
+        assert progress is not None
         number = self.route[progress.epoch]
         if number != self.number:
             self.targets = NoTeacher()  # frees the previous model before the next one is loaded
             with preserved_random_state():  # building a model draws random numbers, but reading a cache does not
                 self.targets = self.open_checkpoint(number)
-            self.number = number
+            self.number, self.device = number, self.targets.device
         return number, self.targets.inputs(batch, progress, needs)  # a graph is of one checkpoint
 
     def features(self, inputs: Any) -> Features:

@@ -315,7 +315,7 @@ class Training:
         self.last_save, self.saved_step = time.monotonic(), self.history.step
 
 
-def _add(totals: dict[str, Tensor], values: Mapping[str, Tensor], weight: float = 1.0) -> None:
+def _add(totals: dict[str, Tensor], values: Mapping[str, Tensor], weight: float | Tensor = 1.0) -> None:
     """Add weighted values by name; with a single batch, a GPU starts no kernel for it."""
     for name, value in values.items():
         weighted = times(weight, value)
