@@ -31,8 +31,8 @@ from helpers.command import distill_run
 Compose = Callable[..., RunConfig]
 CLASSES = ("blue", "green", "red")
 SMALL = ("task=custom_images", "teacher=resnet", "student=resnet8", "optim=cifar")
-OF_TEACHER = ("teacher.depth=8", "teacher.optim.batch_size=16", "teacher.optim.epochs=2")
-SIZES = ("optim.batch_size=16", "optim.epochs=2", *OF_TEACHER)
+OF_TEACHER = ("teacher.optim.batch_size=16", "teacher.optim.epochs=2")
+SIZES = ("teacher.depth=8", "optim.batch_size=16", "optim.epochs=2", *OF_TEACHER)
 
 
 class Run:

@@ -32,9 +32,10 @@ def as_slow(value: Any) -> Any:
 def chosen_by(method: str) -> list[str]:
     """The choices that a method makes in other groups."""
     content = yaml.safe_load((CONF / "method" / f"{method}.yaml").read_text())
-    entries = [entry for entry in content.get("defaults", []) if isinstance(entry, dict)]
-    pairs = [pair for entry in entries for pair in entry.items()]
-    return [f"{group.removeprefix('override /')}={choice}" for group, choice in pairs]
+    defaults = content.get("defaults", [])
+    pairs = [pair for entry in defaults if isinstance(entry, dict) for pair in entry.items()]
+    inherited = [part for name in defaults if isinstance(name, str) and name != "_self_" for part in chosen_by(name)]
+    return [*inherited, *(f"{group.removeprefix('override /')}={choice}" for group, choice in pairs)]
 
 
 def made_small(overrides: tuple[str, ...]) -> list[str]:
