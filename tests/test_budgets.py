@@ -86,7 +86,7 @@ def test_all_code(folder: str, limit: int) -> None:
 
 
 def test_modules() -> None:
-    assert len([file for file in (ROOT / "src").rglob("*.py") if code_lines(file)]) <= 160
+    assert len([file for file in (ROOT / "src").rglob("*.py") if code_lines(file)]) <= 162
 
 
 def test_configuration() -> None:
