@@ -5,7 +5,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -133,13 +133,13 @@ class Device:
         Returns:
             The block, and ``value`` with tensors that lie in it.
         """
-        tensors = list(tensors_of(value))
+        tensors = tensors_of(value)
         on_host = [tensor for tensor in tensors if tensor.is_cpu]
         if not on_host:
             return torch.empty(0, dtype=torch.uint8, device=self.torch), value
         block = self._pinned(on_host).to(self.torch, non_blocking=True)
         copies = iter(_parts(block, on_host))
-        return block, with_tensors(value, iter([next(copies) if tensor.is_cpu else tensor for tensor in tensors]))
+        return block, mapped(value, lambda tensor: next(copies) if tensor.is_cpu else tensor)
 
     def refill(self, block: Tensor, static: AnyTree, value: AnyTree) -> None:
         """Copy the tensors of ``value`` to those of ``static``, whose parts from the host lie in ``block``."""
@@ -174,34 +174,25 @@ _ON_HOST = frozenset({"index", "output_rows"})
 """Fields of batches that stay on the host."""
 
 
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in dataclasses, mappings, tuples and lists, in their order."""
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return ``value`` with ``function`` of each tensor in its dataclasses, mappings, tuples and lists, in order."""
     if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            if field.name not in _ON_HOST:
-                yield from tensors_of(getattr(value, field.name))
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_of(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors_of(part)
-
-
-def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """Return ``value`` with other tensors, in the order of ``tensors_of``."""
-    if isinstance(value, Tensor):
-        return next(tensors)
+        return function(value)
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value) if field.name not in _ON_HOST]
-        return replace(value, **{name: with_tensors(getattr(value, name), tensors) for name in names})
+        return replace(value, **{name: mapped(getattr(value, name), function) for name in names})
     if isinstance(value, Mapping):
-        return {key: with_tensors(part, tensors) for key, part in value.items()}
+        return {key: mapped(part, function) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(with_tensors(part, tensors) for part in value)
+        return type(value)(mapped(part, function) for part in value)
     return value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors of ``value`` in the order of ``mapped``."""
+    tensors: list[Tensor] = []
+    mapped(value, lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return tensors
 
 
 def shape_of(value: Any) -> Hashable:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from distill_runner.datasets.batches import Batch, length_groups
 from distill_runner.methods.base import Progress
-from distill_runner.training.devices import Device, shape_of, tensors_of, with_tensors
+from distill_runner.training.devices import Device, mapped, shape_of, tensors_of
 
 log = logging.getLogger(__name__)
 
@@ -164,8 +164,8 @@ class Graphs:
     def _record(self, inputs: tuple[tuple[Part, ...], Tensor], progress: Progress) -> _Recorded | None:
         """Record the update of ``inputs``, which are copied to where the graph reads them; None if it cannot be."""
         block, moved = self.device.block_of(inputs)
-        pairs = zip(tensors_of(inputs), tensors_of(moved), strict=True)
-        parts, rate = with_tensors(moved, iter([copy if tensor.is_cpu else copy.clone() for tensor, copy in pairs]))
+        on_host = iter([tensor.is_cpu for tensor in tensors_of(inputs)])
+        parts, rate = mapped(moved, lambda tensor: tensor if next(on_host) else tensor.clone())
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
