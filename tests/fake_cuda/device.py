@@ -319,7 +319,6 @@ REPLACED: Mapping[str, Any] = {
     "torch.inference_mode": _no_grad,
     "torch.Tensor.pin_memory": _pin,
     "torch.cuda.CUDAGraph": graphs.CUDAGraph,
-    "torch.cuda.graph": graphs.graph,
     "torch.load": _loading(torch.load),
     "transformers.PreTrainedModel.save_pretrained": _saving(PreTrainedModel.save_pretrained),
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.cuda._utils import _get_device_index
 
-from fake_cuda.graphs import forbid, is_current_stream_capturing
+from fake_cuda.graphs import forbid, graph, is_current_stream_capturing
 
 CAPABILITY = [9, 0]
 STATE_BYTES = 16
@@ -144,7 +144,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     f"torch.cuda.{function.__name__}": function
     for function in (
         *(is_available, is_bf16_supported, device_count, current_device, set_device, synchronize),
-        *(is_current_stream_capturing, get_device_properties, get_device_name, get_device_capability),
+        *(graph, is_current_stream_capturing, get_device_properties, get_device_name, get_device_capability),
         *(get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all, manual_seed, manual_seed_all, _lazy_init),
     )
 } | {"torch.cuda.amp.common.amp_definitely_not_available": amp_definitely_not_available}

@@ -115,7 +115,7 @@ def raw_outputs(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, l
     values, remarks = answer_shares(task, table, split) if task.answers else ordered_numbers(task, table, split)
     rows = np.flatnonzero(~np.isnan(values).any(axis=1))
     if task.decoding.has_probabilities and not task.logits:
-        given = values.copy()
+        typed_values = values.copy()
         values[rows], is_valid, changes = task.decoding.logits(values[rows])
         remarks += changes
         if not is_valid.all():
@@ -123,7 +123,7 @@ def raw_outputs(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, l
             cells = [table.columns[name][row] for name in task.prediction_columns]
             problem = f"row {row} of split '{split}' has {', '.join(map(str, cells))}, which are no probabilities"
             remedy = "From 0 to 1, for classes with the sum 1. Percentages: divide them by 100. "
-            is_part = given.shape[1] > 1 and given[row].min() >= 0 and given[row].max() <= 1
+            is_part = typed_values.shape[1] > 1 and typed_values[row].min() >= 0 and typed_values[row].max() <= 1
             top = "If only the top classes are known, share the rest of 1 equally among the other classes."
             remedy += top if is_part else "Raw outputs: task.logits."
             raise UserError(task.prediction_key, format_list(task.prediction_columns), problem, remedy)
@@ -173,13 +173,13 @@ def listed_numbers(task: Any, cells: Sequence[Any], split: str) -> tuple[np.ndar
     for row, cell in enumerate(cells):
         if is_blank(cell):
             continue
-        given = cell if isinstance(cell, list) else []
+        scores = cell if isinstance(cell, list) else []
         if isinstance(cell, Mapping):
             by_name = {normalized_label(str(name)): number for name, number in cell.items() if number is not None}
-            known = [normalized_label(name) in by_name for name in names]
-            given = [by_name[normalized_label(name)] for name in names] if all(known) else []
-            given = given if len(by_name) == len(cell) == len(names) else []
-        if len(given) != len(values[row]) or np.isnan(own := numbers(given)).any():
+            has_score = [normalized_label(name) in by_name for name in names]
+            scores = [by_name[normalized_label(name)] for name in names] if all(has_score) else []
+            scores = scores if len(by_name) == len(cell) == len(names) else []
+        if len(scores) != len(values[row]) or np.isnan(own := numbers(scores)).any():
             problem = f"row {row} of split '{split}' has {str(cell)[:60]}, not a finite number for each output"
             remedy = f"A list in the order {short_list(names)}, or an object with these keys."
             raise UserError(task.prediction_key, format_list(task.prediction_columns), problem, remedy)
@@ -216,8 +216,8 @@ def task_of_answers(task: Any, column: str, table: SplitTable) -> tuple[Any, Spl
     """Return the task with a column of answers as its labels, and the table of that column without ``no_answer``."""
     skipped = {word.casefold() for word in task.no_answer or ()}
     values = table.columns[column]
-    known = set(map(normalized_label, task.labels or ())) if task.has_classes else set[str]()
-    answers = [trimmed_answer(value, known) if known else value for value in values]
+    class_names = set(map(normalized_label, task.labels or ())) if task.has_classes else set[str]()
+    answers = [trimmed_answer(value, class_names) if class_names else value for value in values]
     answers = ["" if is_text_of(own, skipped) else own for own in answers]
     own = task.model_copy(update={"label": column, "gold": "all", "class_weights": None})
     return own, SplitTable({column: answers}, None, table.untyped)
@@ -228,16 +228,16 @@ def is_text_of(value: Any, words: Collection[str]) -> bool:
     return isinstance(value, str) and value.strip().casefold() in words
 
 
-def trimmed_answer(value: Any, known: Collection[str]) -> Any:
+def trimmed_answer(value: Any, class_names: Collection[str]) -> Any:
     """Return an answer that names no class without quotes and stars around it and without a final stop.
 
     Args:
-        known: names of the classes, as ``normalized_label`` returns them. An answer that is one of them is kept.
+        class_names: names of the classes, as ``normalized_label`` returns them. An answer that is one of them is kept.
     """
-    if not isinstance(value, str) or normalized_label(value) in known:
+    if not isinstance(value, str) or normalized_label(value) in class_names:
         return value
     trimmed = re.sub(r"""^[\s"'`*“”‘’«»]+|[\s"'`*“”‘’«».。!]+$""", "", value)
-    return trimmed if normalized_label(trimmed) in known else value
+    return trimmed if normalized_label(trimmed) in class_names else value
 
 
 def class_of_column(column: str, names: Sequence[str]) -> int | None:

@@ -157,8 +157,8 @@ def spelled_parts(name: str) -> dict[str, tuple[str, str]]:
     parts = {}
     for form in SPELLINGS:
         mark, begins = form[3], form.startswith("{0}")
-        letter, found, kind = name.partition(mark) if begins else name.rpartition(mark)[::-1]
-        if found and kind and letter in ROLES:
+        letter, separator, kind = name.partition(mark) if begins else name.rpartition(mark)[::-1]
+        if separator and kind and letter in ROLES:
             parts[form] = letter, kind
     return parts
 
@@ -202,8 +202,8 @@ def parse_tags(names: Sequence[str]) -> list[tuple[int, str]] | None:
         UserError: only some tags name a role, or there is no type.
     """
     typed = [name for name in names if name != OUTSIDE]
-    if (spelled := spelling(typed)) is not None:
-        pair_of = dict(zip(typed, spelled[1], strict=True))
+    if (form_and_parts := spelling(typed)) is not None:
+        pair_of = dict(zip(typed, form_and_parts[1], strict=True))
         return [(ROLES[pair_of[name][0]], pair_of[name][1]) if name in pair_of else (OUT, "") for name in names]
     prefixed = {name: parts[SPELLINGS[0]] for name in typed if SPELLINGS[0] in (parts := spelled_parts(name))}
     is_mixed = OUTSIDE in names and any(letter in "BI" for letter, _ in prefixed.values())
