@@ -57,9 +57,9 @@ def write_rows(file: str, rows: list[dict[str, object]]) -> None:
     path = Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return
-    with path.open("w", newline="") as target:
+    with path.open("w", encoding="utf-8", newline="") as target:
         table = csv.DictWriter(target, rows[0])
         table.writeheader()
         table.writerows(rows)
@@ -148,7 +148,7 @@ if __name__ == "__main__":
         write_rows(f"reviews/{language}/validation.csv", reviews(language, 30))
     for split, size in (("train", 40), ("validation", 15)):
         Path("bridges").mkdir(exist_ok=True)
-        Path("bridges", f"{split}.json").write_text(json.dumps(squad(size)))
+        Path("bridges", f"{split}.json").write_text(json.dumps(squad(size)), encoding="utf-8")
     pictures("pictures/train", 120)
     pictures("pictures/test", 40)
     for split, size in (("train", 400), ("validation", 100)):
