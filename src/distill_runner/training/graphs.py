@@ -85,7 +85,8 @@ def fill(batch: Batch) -> Batch:
 def _scaled(weights: Tensor | None, own: int, added: int) -> Tensor:
     """Weights whose mean over all units, with ``added`` ones of weight 0, weighs the own ones as before."""
     weights = torch.ones(own) if weights is None else weights
-    return torch.cat([weights * ((own + added) / own), weights.new_zeros(added)])
+    scale = (own + added) / max(own, 1)  # a batch may have no masked token
+    return torch.cat([weights * scale, weights.new_zeros(added)])
 
 
 class ProgressReads:
