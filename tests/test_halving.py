@@ -25,7 +25,7 @@ def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[se
     """
     method = SimpleNamespace(schedule=None, compares_examples=False)
     config = SimpleNamespace(optim=SimpleNamespace(epochs=epochs), method=method)
-    run: Any = SimpleNamespace(runtime=SimpleNamespace(compile=False, num_processes=1))
+    run: Any = SimpleNamespace()
     points = {}
     for rate, seed in scores:
         name = f"{rate} {seed}"

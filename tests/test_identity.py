@@ -105,7 +105,6 @@ ASSISTED = ("method=takd", "assistant.num_layers=3")
             (("method=rkd",), "optim.epochs=3", ["2 epochs"]),
             (("method=rkd",), "loss.temperature=3", []),
             (("method=rkd",), "loss.kd.scale_by_t2=false", ["kd.scale_by_t2"]),
-            (("method=rkd",), "runtime.compile=true", ["compile"]),
             (("method=rkd",), "runtime.precision=bf16", ["precision"]),
             (("method=internal", "schedule=pid"), "schedule=sid", ["schedule.rule"]),
             (("method=rkd",), "teacher.name=mine", []),

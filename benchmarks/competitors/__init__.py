@@ -56,9 +56,6 @@ COMPETITORS = {
     "distill_run_eager": Competitor(
         "distill-run, bf16, without graphs", "distill_run", {"precision": "bf16", "graphs": False}
     ),
-    "distill_run_compiled": Competitor(
-        "distill-run, bf16, compiled", "distill_run", {"precision": "bf16", "compiled": True}
-    ),
 }
 
 OTHER_COSTS = {

@@ -1,5 +1,4 @@
-"""distill-run's training without evaluation and checkpoints. ``compiled`` compiles the forward pass, and
-``graphs`` records updates on a GPU."""
+"""distill-run's training without evaluation and checkpoints; ``graphs`` records updates on a GPU."""
 
 import tempfile
 from itertools import islice
@@ -11,8 +10,6 @@ import torch
 from benchmarks.competitors import Train
 from benchmarks.setting import BATCH, LR, WEIGHT_DECAY, Setting
 from distill_runner.common.library_switches import computation_mode
-from distill_runner.models.extract import extract
-from distill_runner.training import train as train_module
 from distill_runner.training.config import Optim, Precision, Runtime
 from distill_runner.training.data import TaskData
 from distill_runner.training.devices import Device
@@ -24,11 +21,8 @@ def make(
     setting: Setting,
     dtype: torch.dtype = torch.float32,
     precision: Precision = "fp32",
-    compiled: bool = False,
     graphs: bool = True,
 ) -> Train:
-    if compiled:
-        setattr(train_module, "extract", torch.compile(extract, dynamic=True))  # noqa: B010
     device, tokens = Device.from_name(setting.device, precision), setting.tokens()
     data = TaskData(setting.task, tokens, {}, device)
     targets: TeacherTargets = setting.targets(device)

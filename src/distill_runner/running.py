@@ -184,7 +184,7 @@ class _Run:
 
     def _build(self) -> Mapping[str, Any]:
         """Build the stage under the lock of the run's folder, which records the status."""
-        names = {**recorded_identity(self.stage, training_conditions(self.config.runtime)), **self.description}
+        names = {**recorded_identity(self.stage, training_conditions()), **self.description}
         with locked_run(self.folder) as recorded_run:
             is_done = recorded_run and recorded_run["status"] == "done" and recorded_run.get("key") == self.stage.key
             if is_done and self.pipeline.store.has(self.stage.spec):

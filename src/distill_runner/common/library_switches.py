@@ -16,7 +16,6 @@ from typing import Any
 
 REQUEST_SECONDS = 10.0
 """Time limit for a request to the hub that sets no limit itself."""
-RECOMPILE_LIMIT = 64
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Constants from glibc's malloc.h."""
 
@@ -95,16 +94,6 @@ def allow_tf32(allowed: bool) -> None:
         warnings.filterwarnings("ignore", message=".*(TF32|fp32_precision)")
         torch.set_float32_matmul_precision("high" if allowed else "highest")
         torch.backends.cudnn.allow_tf32 = allowed
-
-
-def raise_recompile_limit() -> None:
-    """Let ``torch.compile`` make ``RECOMPILE_LIMIT`` graphs of a function: for all widths, in training and evaluation.
-
-    Beyond torch's limit of 8, a function would silently run without compilation.
-    """
-    import torch
-
-    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
 
 
 # Readers

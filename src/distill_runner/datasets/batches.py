@@ -284,21 +284,7 @@ class DropoutMasks:
 
 def _dropout_factors(keys: Tensor, counters: Tensor, p: float, dtype: torch.dtype) -> Tensor:
     """Return factors that are 0 with probability ``p`` and 1 / (1 - p) otherwise, four for each key and counter."""
-    draw = _draw_in_graph if torch.compiler.is_compiling() else _draw_factors
-    return draw(keys, counters, round(p * 2**16), dtype)
-
-
-def _draw_factors(keys: Tensor, counters: Tensor, threshold: int, dtype: torch.dtype) -> Tensor:
+    threshold = round(p * 2**16)
     draws = split_mix(keys + counters * GOLDEN).view(torch.int16)
     # In place, the comparison stays int16 and is vectorized; with a bool result it takes ten times as long.
     return draws.ge_(threshold - 2**15).to(dtype).mul_(2**16 / (2**16 - threshold))
-
-
-_draw_in_graph = torch.library.custom_op("distill_runner::draw_dropout_factors", _draw_factors, mutates_args=())
-"""``_draw_factors`` as one operation of a compiled graph, since inductor cannot compile the 64-bit constants."""
-
-
-@_draw_in_graph.register_fake
-def _empty_factors(keys: Tensor, counters: Tensor, threshold: int, dtype: torch.dtype) -> Tensor:
-    *rows, columns = torch.broadcast_shapes(keys.shape, counters.shape)
-    return keys.new_empty(*rows, 4 * columns, dtype=dtype)

@@ -26,14 +26,9 @@ class PackedAttention:
     """
 
     def __init__(self, batch: Batch, num_heads: int, noise: DropoutMasks | None) -> None:
-        self.groups, self.noise = batch.groups, noise
-        self.heads = (None,) * num_heads  # a compiled graph has a length as a constant, but a number as a variable
+        self.groups, self.num_heads, self.noise = batch.groups, num_heads, noise
         self.ragged = RaggedAttention.for_batch(batch)
         self.masks: dict[tuple[int | None, torch.dtype], list[Tensor]] = {}
-
-    @property
-    def num_heads(self) -> int:
-        return len(self.heads)
 
     def attend(self, qkv: Tensor, p: float, site: int, window: int | None = None) -> Tensor:
         """Return the contexts (T, H) of all tokens.
@@ -108,8 +103,6 @@ class PackedAttention:
 
     def _masks(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
         """Return the mask of each group to add to its scores, once for all layers."""
-        if torch.compiler.is_compiling():
-            return [_added_mask(group, window, dtype) for group in self.groups]
         if (window, dtype) not in self.masks:
             self.masks[window, dtype] = [_added_mask(group, window, dtype) for group in self.groups]
         return self.masks[window, dtype]

@@ -6,9 +6,9 @@ run as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from distill_runner.common.library_switches import raise_recompile_limit
 from distill_runner.datasets.batches import Batch, DropoutMasks
 from distill_runner.datasets.image_splits import ImageBatch
 from distill_runner.models.attention import PackedAttention
@@ -139,8 +138,7 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
             # So far without rotary positions, which turn the keys of all tokens.
             reads_all = number in needs.states or layer.rotary is not None or not call.reads_first_only
             starts = batch.starts if number == num_layers and not reads_all else None
-            one_layer = _compiled_layer() if layer.is_compiled else _layer
-            run = partial(one_layer, layer, heads, number * SITES, starts, names, layer_angles)
+            run = partial(_layer, layer, heads, number * SITES, starts, names, layer_angles)
             with torch.set_grad_enabled(has_gradients and number >= needs.first_trained):
                 h_TH, projections = checkpoint(run, h_TH, use_reentrant=False) if layer.is_checkpointed else run(h_TH)
                 if number == len(layers):
@@ -221,13 +219,6 @@ def _layer(
     return layer.finish(h_QH, context_QH, _drop_at(heads.noise, site)), projections
 
 
-@cache
-def _compiled_layer() -> Callable[..., Any]:
-    """Return ``_layer`` as compiled graphs, one for each type of layer."""
-    raise_recompile_limit()
-    return torch.compile(_layer, dynamic=True)
-
-
 def _drop_at(noise: DropoutMasks | None, site: int, rows_R: Tensor | None = None) -> Drop:
     def drop(dropout: Any, x_RH: Tensor, number: int) -> Tensor:
         if noise is None:
@@ -235,13 +226,3 @@ def _drop_at(noise: DropoutMasks | None, site: int, rows_R: Tensor | None = None
         return noise.drop_features(x_RH, getattr(dropout, "p", 0.0), site + number, rows_R)
 
     return drop
-
-
-def compile_layers(model: Any) -> None:
-    """Let ``extract`` run the layers of a model of a packed family as compiled graphs; other modules stay as they are.
-
-    A GPU then runs fewer and larger kernels.
-    """
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
-    for layer in PACKED[model_type].layers(model.base_model) if model_type in PACKED else ():
-        layer.module.is_compiled = True

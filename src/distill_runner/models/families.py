@@ -60,11 +60,6 @@ class Layer(ABC):
         """Whether the backward pass recomputes the layer's activations (``activation_checkpointing_enable``)."""
         return self.module.training and getattr(self.module, "gradient_checkpointing", False)
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the layer runs as a compiled graph (``extract.compile_layers``)."""
-        return getattr(self.module, "is_compiled", False)
-
 
 def concatenated_weights(layers: Sequence[Any]) -> Weights:
     """Return the weights and biases of linear layers, concatenated along their outputs."""

@@ -64,9 +64,9 @@ def no_report(_stage: str) -> Log:
     return lambda values, step, epoch: None
 
 
-def training_conditions(runtime: Runtime) -> dict[str, Any]:
+def training_conditions() -> dict[str, Any]:
     """Return what changes a trained model although its key leaves it out."""
-    return {"compile": runtime.compile, "num_processes": current_group().size}
+    return {"num_processes": current_group().size}
 
 
 class Pipeline:
@@ -83,8 +83,7 @@ class Pipeline:
     @cached_property
     def device(self) -> Device:
         runtime = self.runtime
-        device = Device.from_name(runtime.device, runtime.precision, runtime.workers_per_gpu)
-        return replace(device, compile=runtime.compile)
+        return Device.from_name(runtime.device, runtime.precision, runtime.workers_per_gpu)
 
     def prepare(self, stage: Stage) -> None:
         """Read the inputs of all stages to build, so that missing inputs are reported before anything is trained."""
@@ -229,7 +228,7 @@ class Pipeline:
             "metrics": final_metrics | history.epochs[history.best - 1],
             "num_params": training.num_params,
             "shape": asdict(stage.shape) | {"vocab_size": config.get("vocab_size", stage.shape.vocab_size)},
-            "conditions": training_conditions(self.runtime),
+            "conditions": training_conditions(),
             "weights": weights.model_dump(mode="json") if (weights := weights_report(stage)) else None,
         }
         write_json(folder / METRICS, metrics)

@@ -62,9 +62,8 @@ def recorded_identity(stage: "Stage", conditions: Mapping[str, Any]) -> dict[str
     """Return the entries of a result that hold its identity: specs of the stage and of all stages upstream, by key.
 
     Args:
-        conditions: ``training_conditions`` of the student. With ``compile``, dropout draws other numbers on a GPU;
-            several processes normalize separate parts of a batch of images, and compare the examples of each part
-            alone. Other options only change the rounding.
+        conditions: ``training_conditions`` of the student. Several processes normalize separate parts of a batch of
+            images, and compare the examples of each part alone. Other options only change the rounding.
     """
     specs = {part.key: part.spec for part in (stage, *stage.all_upstream)}
     reads_parts = stage.shape.reads_images or stage.config.method.compares_examples

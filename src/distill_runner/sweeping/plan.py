@@ -205,7 +205,7 @@ class Estimator:
         for spec in self.pipeline.store.specs("stage"):
             with suppress(OSError, ValueError, LookupError):  # not complete
                 metrics = json.loads((self.pipeline.store.path(spec) / METRICS).read_text(encoding="utf-8"))
-                if metrics["conditions"] == training_conditions(self.pipeline.runtime):
+                if metrics["conditions"] == training_conditions():
                     seconds.setdefault(_without_numbers(spec), []).append(metrics["wall_seconds"])
         return {key: fmean(values) for key, values in seconds.items()}
 

@@ -149,7 +149,7 @@ class GridPoint:
         """Names of the point, including its key."""
         if self.stage is None or self.run is None:
             return {"key": self.key, **self.description}
-        return {**recorded_identity(self.stage, training_conditions(self.run.runtime)), **self.description}
+        return {**recorded_identity(self.stage, training_conditions()), **self.description}
 
     def result(self) -> Mapping[str, Any]:
         """Return the result of the point's run, or its names with a status if the run has no result."""

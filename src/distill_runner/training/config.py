@@ -123,7 +123,7 @@ class Optim(Schema):
 class Runtime(Schema):
     """Hardware, checkpoints and logging of a run.
 
-    Only ``precision`` is part of a result's key. ``device``, ``compile`` and several processes of ``torchrun`` change
+    Only ``precision`` is part of a result's key. ``device``, ``graphs`` and several processes of ``torchrun`` change
     results by rounding, and on a GPU by other draws of dropout, as another machine does. Several processes also change
     losses that compare examples, and batch normalization; tables keep such runs apart. Results in the store are not
     made again.
@@ -143,9 +143,6 @@ class Runtime(Schema):
         gradient_checkpointing: recompute each layer of the trained model in the backward pass instead of keeping its
             activations: less memory, more time, the same numbers.
         graphs: record updates on a GPU as CUDA graphs, and replay them: the GPU then does not wait for Python.
-        compile: run each layer as one graph that ``torch.compile`` makes, so that a GPU waits less for the host. Each
-            process compiles at first, for minutes if nothing is in torch's cache. Results change by rounding, and on a
-            GPU dropout draws other numbers. Models that run padded and image networks run without it.
         checkpoint_minutes: minutes between two checkpoints within an epoch. The end of each epoch writes one as well.
         pause_after: number of epochs after which the requested stage stops; the same command without this option
             resumes it.
@@ -162,7 +159,6 @@ class Runtime(Schema):
     threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     gradient_checkpointing: bool = False
     graphs: bool = True
-    compile: bool = False
     checkpoint_minutes: float = Field(5, gt=0)
     pause_after: int | None = Field(None, ge=1)
     checkpoint_steps: int | None = Field(None, ge=1)

@@ -22,7 +22,6 @@ from distill_runner.common.library_switches import allow_tf32
 from distill_runner.common.locks import try_machine_lock
 from distill_runner.common.process import num_launched
 from distill_runner.datasets.batches import LENGTH_MULTIPLE
-from distill_runner.models.extract import compile_layers
 from distill_runner.training.config import Precision
 
 log = logging.getLogger(__name__)
@@ -51,14 +50,13 @@ def cpu_has_bf16() -> bool:
 
 @dataclass(frozen=True)
 class Device:
-    """A torch device and how models run on it: the precision of matrix products, and whether layers are compiled.
+    """A torch device and the precision of matrix products.
 
     Weights and losses stay float32. ``tf32`` means float32 products of rounded factors, on GPUs since Ampere.
     """
 
     torch: torch.device
     precision: Precision
-    compile: bool = False
 
     @classmethod
     def from_name(cls, name: str, precision: Precision, workers_per_gpu: int = 1) -> "Device":
@@ -93,11 +91,10 @@ class Device:
     def length_multiple(self) -> int | None:
         """Multiple to which attention pads sequence lengths (see ``batches``); None pads the batch as one group.
 
-        On a GPU, one attention call for the whole batch is faster than many small calls. A compiled layer has a graph
-        for one number of groups. In low precision, a CPU multiplies blocks of 32 columns and compiles a kernel for each
-        shape.
+        On a GPU, one attention call for the whole batch is faster than many small calls. In low precision, a CPU
+        multiplies blocks of 32 columns and compiles a kernel for each shape.
         """
-        if self.torch.type != "cpu" or self.compile:
+        if self.torch.type != "cpu":
             return None
         return 2 * LENGTH_MULTIPLE if self.precision in LOW_PRECISION else LENGTH_MULTIPLE
 
@@ -111,12 +108,7 @@ class Device:
         return GradScaler(self.torch.type, enabled=self.precision == "fp16")
 
     def place(self, module: AnyModule) -> AnyModule:
-        """Move ``module`` to the device; convolutions get the memory order that is fastest, matrices stay the same.
-
-        Layers of a model are compiled at their first call if ``compile`` is true.
-        """
-        if self.compile:
-            compile_layers(module)
+        """Move ``module`` to the device; convolutions get the memory order that is fastest, matrices stay the same."""
         return module.to(self.torch, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def move(self, value: AnyTree) -> AnyTree:
