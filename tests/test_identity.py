@@ -26,7 +26,7 @@ Compose = Callable[..., RunConfig]
 def finished(run: RunConfig, **changes: Any) -> dict[str, Any]:
     """What a finished run would record, without its numbers."""
     stage = resolve(run.stages, "student", run.runtime.precision)
-    identity = recorded_identity(stage, training_conditions(run.runtime))
+    identity = recorded_identity(stage, training_conditions())
     return {**identity, **describe_run(run), "status": "done", "score": 0.5, "metric": "accuracy"} | changes
 
 

@@ -224,7 +224,7 @@ class Walk:
         config.seed = seed
         run = typed_run(config)
         stage = resolve(run.stages, "student", run.runtime.precision)
-        identity = recorded_identity(stage, training_conditions(run.runtime))
+        identity = recorded_identity(stage, training_conditions())
         student = {"num_layers": stage.shape.num_layers}
         named = describe_run(run)
         scored = {"status": "done", "score": 0.5, "metric": "accuracy", "student": named["student"] | student}
