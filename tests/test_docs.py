@@ -8,15 +8,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
-from distill_runner.commands.parser import parser_of, subcommand_of
+from distill_runner import api
+from distill_runner.commands.parser import SUBCOMMANDS, parser_of, subcommand_of
+from distill_runner.compose.folders import choices
 from distill_runner.report.collect import read_results
 from helpers.command import distill_run
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "options"} & {*path.parts}),
+]
 NOTEBOOK = ROOT / "examples" / "notebook" / "results.ipynb"
 
 
@@ -125,8 +133,6 @@ def test_a_command_of_the_documentation_composes(
     page: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups, names and keys are there; with the method of one's own that a page is about."""
-    from distill_runner import api
-
     monkeypatch.chdir(ROOT / "examples" / "own_method")
     api.composed(*first_point(command))
 
@@ -167,16 +173,56 @@ def test_prose_has_one_sentence_a_line_and_no_banned_words(monkeypatch: pytest.M
     assert {page: words for page, words in banned.items() if words} == {}
 
 
-def test_every_option_of_the_reference_has_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
-    reference = import_module("configuration_reference")
-    silent = [
-        f"{prefix}: {name}"
-        for prefix, schema in reference.SCHEMAS.items()
-        for name in schema.model_fields
-        if not reference.described(schema).get(name)
-    ]
-    assert silent == []
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs" / "_ext")
+        return import_module("configuration_reference")
+
+
+def test_every_option_of_the_reference_has_a_meaning(reference: ModuleType) -> None:
+    lines = [line for text in reference.pages().values() for line in text.splitlines()]
+    assert [line for line in lines if re.match(r"\| `.*\|  \|", line)] == []
+
+
+def test_the_reference_has_every_subcommand_with_its_options(reference: ModuleType) -> None:
+    page = reference.pages()["subcommands"]
+    for name in SUBCOMMANDS:
+        section = page.partition(f"\n## `distill-run {name}`\n")[2].partition("\n## ")[0]
+        options = re.findall(r"(--[a-z][\w-]*)", parser_of(name).format_usage())
+        assert options == [option for option in options if f"`{option}`" in section], name
+
+
+OTHER_CHOICES = ("teacher=ensemble", "teacher=zero_shot", "teacher=compact", "tracker=wandb", "experiment=demo_images")
+PRETRAINED = "method=pdf pretraining=mlm_nsp_two_lengths"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "method=prokd",
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (PRETRAINED, *OTHER_CHOICES, *(f"method={name}" for name in choices("method")))
+        ),
+    ],
+)
+def test_the_reference_lists_every_option_of_a_composed_configuration(overrides: str, reference: ModuleType) -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|", "\n".join(reference.pages().values()), re.MULTILINE)
+    configuration = OmegaConf.to_container(api.composed("task=rte", *overrides.split()), resolve=False)
+    keys = [key for key in leaves(configuration) if not reference.NO_OPTION.search(key)]
+    assert len(keys) > 100
+    assert [key for key in keys if not reference.is_listed(key, rows)] == []
+    assert not reference.is_listed("loss.etta", rows)
+
+
+def leaves(node: Any, path: str = "") -> Iterator[str]:
+    """The dotted keys of the values below ``node``."""
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from leaves(value, f"{path}.{key}" if path else key)
+    else:
+        yield path
 
 
 @pytest.mark.parametrize(("page", "command"), [pair for pair in COMMANDS if subcommand_of(pair[1])])
@@ -199,4 +245,4 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(ROOT / "docs"), str(tmp_path / "html")]
     subprocess.run(command, check=True, timeout=600)
-    assert "warmup" in (tmp_path / "html" / "reference" / "configuration.html").read_text()
+    assert "warmup" in (tmp_path / "html" / "reference" / "options" / "optim.html").read_text()

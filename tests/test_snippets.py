@@ -12,7 +12,9 @@ from distill_runner.compose.run_config import RunConfig
 from helpers.fake_results import result
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
+GENERATED = {"_build", "options"}
+"""Folders of ``docs`` that are not in the repository."""
+PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/**/*.md") if not GENERATED & {*path.parts})]
 SNIPPETS = {
     page.relative_to(ROOT).as_posix(): found
     for page in PAGES

@@ -26,7 +26,7 @@ def pages() -> list[Path]:
     """Return every page of Markdown except the generated reference."""
     names = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
     docs = sorted((ROOT / "docs").rglob("*.md"))
-    hand_written = (page for page in docs if "_build" not in page.parts and page.name != "configuration.md")
+    hand_written = (page for page in docs if not {"_build", "options"} & {*page.parts})
     return [*(ROOT / name for name in names), *hand_written]
 
 
