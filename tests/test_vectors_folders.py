@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import BertModel
+from transformers import AutoTokenizer, BertModel
 
 from distill_runner.common.errors import UserError
+from distill_runner.datasets.tokenization import save_tokenizer
 from distill_runner.models.build import build, load_model
 from distill_runner.models.config import Head, ModelConfig, VectorOptions
 from distill_runner.models.sources import resolve_source
 from distill_runner.models.vectors import POOLING_FLAGS
+from distill_runner.tasks import make_task
 from distill_runner.tasks.vectors.texts import TextRows, write_texts
 from distill_runner.training.data import predict
 from distill_runner.training.devices import Device
@@ -103,7 +105,7 @@ def test_the_padded_forward_gives_the_packed_vectors(tmp_path: Path) -> None:
         ({"pooling": {"pooling_mode": ["cls", "mean"]}}, r"pooling cls \+ mean"),
         ({"pooling": {"pooling_mode": "max"}}, "pooling max"),
         ({"dense": (4, "torch.nn.modules.activation.PReLU")}, "dense layer with PReLU"),
-        ({"prompts": {"prompts": {"q": "query: "}, "default_prompt_name": "q"}}, "not the default prompt"),
+        ({"prompts": {"similarity_fn_name": "maxsim"}}, "similarity_fn_name=maxsim"),
     ],
 )
 def test_what_is_not_read_is_refused(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -112,24 +114,63 @@ def test_what_is_not_read_is_refused(change: dict[str, Any], problem: str, tmp_p
         own_vectors(folder, tmp_path / "texts")
 
 
+def task_with(**fields: Any) -> Any:
+    fields = {"name": "own", "dataset": "d", "epochs": 1, "max_length": 16, "metrics": None} | fields
+    return make_task(validation={"validation": "dev"}, **fields)
+
+
 @pytest.mark.parametrize("similarity", ["dot", "euclidean", "manhattan"])
-def test_the_folder_s_similarity_is_named_and_kept(similarity: Any, tmp_path: Path) -> None:
-    settings = {"prompts": {}, "similarity_fn_name": similarity}
-    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"}, normalize=False, prompts=settings)
-    with pytest.raises(UserError, match=rf"task\.similarity=cosine: .*\n.*task\.similarity={similarity}"):
-        own_vectors(folder, tmp_path / "texts")
-    model, _ = own_vectors(folder, tmp_path / "named", similarity=similarity)
-    model.save_pretrained(tmp_path / "saved")
-    saved = json.loads((tmp_path / "saved" / "config_sentence_transformers.json").read_text())
-    assert saved["similarity_fn_name"] == similarity
+@pytest.mark.parametrize("kind", ["embeddings", "retrieval"])
+def test_a_task_takes_similarity_and_prompts_of_the_folder_and_students_keep_them(
+    kind: str, similarity: Any, tmp_path: Path
+) -> None:
+    prompts = {"query": "a b: ", "document": "c ", "passage": "d ", "text": "e: "}
+    settings = {"prompts": prompts, "default_prompt_name": "text", "similarity_fn_name": similarity}
+    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"}, prompts=settings)
+    source = resolve_source(str(folder))
+    own = {"embeddings": {"prompt": "e: "}, "retrieval": {"prompt": "c ", "query_prompt": "a b: "}}[kind]
+    task = task_with(type=kind).with_model(lambda: [source])
+    assert task.data_summary.items() >= ({"similarity": similarity} | own).items()
+    new_values = dict.fromkeys(own, "") | {"similarity": "cosine"}
+    other = task_with(type=kind, **new_values).with_model(lambda: [source])
+    assert other.data_summary.items() >= new_values.items()
+    for name, one in (("same", task), ("other", other)):
+        build(ModelConfig(source=str(folder), num_layers=1), one.head).save_pretrained(tmp_path / name)
+        saved = json.loads((tmp_path / name / "config_sentence_transformers.json").read_text())
+        if name == "same":
+            assert saved == settings
+        else:
+            assert saved["similarity_fn_name"] == "cosine"
+            assert [saved["prompts"].get(key) or "" for key in prompts] == (
+                ["a b: ", "c ", "d ", ""] if kind == "embeddings" else ["", "", "d ", "e: "]
+            )
+    assert task_with(type=kind).with_model(list).data_summary.items() >= new_values.items()
 
 
-def test_the_folder_s_prompts_of_queries_are_named(tmp_path: Path) -> None:
-    prompts = {"prompts": {"query": "query: ", "passage": "a "}}
-    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"}, prompts=prompts)
-    with pytest.raises(UserError, match=r"\n.*task\.query_prompt='query: ' task\.prompt='a '"):
-        own_vectors(folder, tmp_path / "texts", names_prompts=False)
-    own_vectors(folder, tmp_path / "named", names_prompts=True)
+@pytest.mark.parametrize(("side", "pooling"), [(side, mode) for side in ("left", "right") for mode in ("mean", "cls")])
+def test_padding_and_truncation_on_either_side(side: str, pooling: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", {"pooling_mode": pooling})
+    tokenizer = resolve_source(str(folder)).tokenizer()
+    tokenizer.padding_side = tokenizer.truncation_side = side
+    tokenizer.save_pretrained(folder)
+    model, vectors = own_vectors(folder, tmp_path / "texts")
+    tokens = AutoTokenizer.from_pretrained(folder)(
+        TEXTS, padding=True, truncation=True, max_length=16, return_tensors="pt"
+    )
+    with torch.no_grad():
+        states = model.encoder.eval()(**tokens).last_hidden_state
+    mask = tokens["attention_mask"]
+    first = states[range(len(TEXTS)), mask.argmax(1)]
+    mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    expected = torch.nn.functional.normalize(mean if pooling == "mean" else first, dim=-1).numpy()
+    assert vectors == pytest.approx(expected, abs=1e-5)
+    with torch.no_grad():
+        assert model(**tokens).sentence_embedding.numpy() == pytest.approx(vectors, abs=1e-5)
+    save_tokenizer(tokenizer, tmp_path / "saved", 16)
+    saved = json.loads((tmp_path / "saved" / "tokenizer.json").read_text())
+    assert (saved["truncation"]["max_length"], saved["truncation"]["direction"].lower()) == (16, side)
+    assert saved["padding"] is None
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").model_max_length == 16
 
 
 def test_longer_texts_than_the_folder_s_are_refused(tmp_path: Path) -> None:

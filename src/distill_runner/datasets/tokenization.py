@@ -75,6 +75,21 @@ class ArrayFile:
         self.stream.close()
 
 
+def save_tokenizer(tokenizer: Any, folder: Path, max_length: int | None) -> None:
+    """Save a tokenizer that truncates as its model was trained and evaluated, and does not pad.
+
+    Args:
+        max_length: maximum number of tokens of an example; None if the model was trained on plain text.
+    """
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        backend.no_padding()
+        backend.no_truncation()
+        if max_length is not None:
+            backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
+    tokenizer.model_max_length = max_length or tokenizer.model_max_length
+    tokenizer.save_pretrained(folder)
+
+
 def uses_segment_ids(tokenizer: Any) -> bool:
     """Return whether a tokenizer gives the second text of a pair another segment id than the first.
 

@@ -15,7 +15,7 @@ from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.features import EncoderShape
 from distill_runner.models.images import reads_images
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
-from distill_runner.models.vectors import SentenceEncoder, vector_modules
+from distill_runner.models.vectors import SentenceEncoder, saved_settings, source_folder, vector_modules
 from distill_runner.models.weights import require_all
 from distill_runner.models.zero_shot import INFERENCE_REMEDY, Hypotheses, ZeroShotClassifier, load_hypotheses
 
@@ -55,8 +55,7 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None, source:
     if head.vectors is None:
         return network
     name, folder = (source.name, source.download()) if source else ("", None)
-    settings = {"prompts": dict(head.vectors.prompts), "max_length": head.vectors.max_length}
-    settings["similarity"] = head.vectors.similarity or "cosine"
+    settings = saved_settings(head.vectors, source_folder(source))
     encoder: Any = SentenceEncoder(network, vector_modules(model, head.vectors, folder, name), settings)
     return encoder
 

@@ -150,8 +150,7 @@ class VectorOptions:
         pooling, normalize, include_prompt: as in ``VectorModules``; None takes what the model's source says.
         prompts: text by name that is put before texts: ``text`` before all, or ``query`` and ``document``.
         max_length: maximum number of tokens of a text.
-        similarity: how scores compare two vectors; None if the task does not say it.
-        names_prompts: whether the task says which prompts its queries and documents have, or has no queries.
+        similarity: how scores compare two vectors.
     """
 
     pooling: Literal["mean", "cls", "last"] | None = None
@@ -159,8 +158,7 @@ class VectorOptions:
     include_prompt: bool | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     max_length: int = 512
-    similarity: Similarity | None = None
-    names_prompts: bool = True
+    similarity: Similarity = "cosine"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,16 +21,19 @@ from transformers.utils.generic import ModelOutput
 
 from distill_runner.common.errors import UserError, root_cause
 from distill_runner.datasets.batches import Batch
-from distill_runner.models.config import VectorOptions
+from distill_runner.models.config import Similarity, VectorOptions
 
 if TYPE_CHECKING:
     from distill_runner.models.config import ModelConfig
+    from distill_runner.models.sources import ModelSource
 
 PoolingMode = Literal["mean", "cls", "last"]
 _ACTIVATIONS = {name: getattr(nn, name) for name in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")}
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
-LENGTHS = tuple(f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "xlnet"))
+_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+LENGTHS = tuple(f"sentence_{family}_config.json" for family in _FAMILIES)
 """Files with the maximum length, of which a folder has one."""
+TOKENIZER = "tokenizer_config.json"
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -40,6 +43,8 @@ POOLING_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _NAMES: dict[str, PoolingMode] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+UNLIMITED = 2**31
+"""Number of tokens from which a maximum is none; tokenizers without one have 10**30."""
 _REMEDY = f"Poolings that are read: {', '.join(_NAMES.values())}; modules: Pooling, Dense and Normalize."
 
 
@@ -117,7 +122,7 @@ class SentenceEncoder(nn.Module):
     Args:
         encoder: model without a head.
         modules: what follows the encoder. The weights of dense layers are read from their folders.
-        settings: prompts by name and maximum length, for the saved folder.
+        settings: prompts by name, the name of the default one, similarity and maximum length, for the saved folder.
     """
 
     base_model_prefix = "encoder"
@@ -158,10 +163,9 @@ class SentenceEncoder(nn.Module):
         if self.modules_after.pooling == "mean":
             weight_BL1 = mask_BL[..., None].to(states_BLH.dtype)
             return (states_BLH * weight_BL1).sum(1) / weight_BL1.sum(1)
-        if self.modules_after.pooling == "cls":
-            return states_BLH[:, 0]
-        last_B = mask_BL.sum(1) - 1  # the padding is on the right
-        return states_BLH.gather(1, last_B[:, None, None].expand(-1, 1, states_BLH.shape[-1])).squeeze(1)
+        place_BL = mask_BL.cumsum(1) * mask_BL  # of each token in its text, from 1; the padding may be on either side
+        token_B = place_BL.argmax(1) if self.modules_after.pooling == "last" else (place_BL == 1).int().argmax(1)
+        return states_BLH.gather(1, token_B[:, None, None].expand(-1, 1, states_BLH.shape[-1])).squeeze(1)
 
     @property
     def skips_prompt(self) -> bool:
@@ -199,7 +203,7 @@ class SentenceFolder:
 
     Attributes:
         modules: the modules after the encoder.
-        max_length: maximum number of tokens of a text; None if the folder names none.
+        max_length: maximum number of tokens of a text: its own, or that of its tokenizer; None if neither has one.
         prompts: text by name that is put before the texts of a use, such as ``query``.
         default_prompt: name of the prompt that texts get if none is named; None for no prompt.
         similarity: how its vectors are compared.
@@ -209,7 +213,18 @@ class SentenceFolder:
     max_length: int | None = None
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
-    similarity: str = "cosine"
+    similarity: Similarity = "cosine"
+
+
+def source_folder(source: ModelSource | None) -> SentenceFolder | None:
+    """Return what the folder of a source says, with its files downloaded; None without a folder of its kind.
+
+    Raises:
+        UserError: as ``read_sentence_folder``.
+    """
+    if source is None or not is_sentence_folder(folder := source.download()):
+        return None
+    return read_sentence_folder(folder, source.name)
 
 
 def is_sentence_folder(folder: Path) -> bool:
@@ -234,7 +249,8 @@ def read_sentence_folder(folder: Path, name: str) -> SentenceFolder:
 
 def _content(folder: Path, name: str) -> SentenceFolder:
     entries = sorted(_read_json(folder / MODULES), key=lambda entry: entry["idx"])
-    kinds = [str(entry["type"]).rpartition(".")[2] for entry in entries]
+    types = [str(entry["type"]) for entry in entries]
+    kinds = [one.rpartition(".")[2] if one.startswith("sentence_transformers.") else one for one in types]
     if kinds[:2] != ["Transformer", "Pooling"] or entries[0].get("path"):
         problem = f"begins with the modules {', '.join(kinds[:2])}, or has its encoder in a subfolder"
         raise UserError(".model.source", name, problem, f"Only an encoder and its pooling are read. {_REMEDY}")
@@ -251,16 +267,19 @@ def _content(folder: Path, name: str) -> SentenceFolder:
         elif kind != "Dropout":  # does nothing in evaluation
             raise UserError(".model.source", name, f"has a module {kind}, which is not read", _REMEDY)
     lengths: Any = next((_read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
-    if lengths.get("do_lower_case"):
-        problem = "has do_lower_case=true, which only sentence-transformers reads"
-        raise UserError(".model.source", name, problem, "Take a tokenizer that lowercases, and set it to false.")
-    settings = _read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    settings, tokenizer = (
+        _read_json(folder / file) if (folder / file).is_file() else {} for file in (SETTINGS, TOKENIZER)
+    )
     prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
     default = settings.get("default_prompt_name")
     modules = VectorModules(_NAMES[mode], bool(pooling.get("include_prompt", True)), tuple(layers))
     default = default if default in prompts else None
-    similarity = str(settings.get("similarity_fn_name") or "cosine")
-    return SentenceFolder(modules, lengths.get("max_seq_length"), prompts, default, similarity)
+    if (similarity := settings.get("similarity_fn_name") or "cosine") not in get_args(Similarity):
+        problem = f"has similarity_fn_name={similarity}, which is not read"
+        raise UserError(".model.source", name, problem, f"Known: {', '.join(get_args(Similarity))}.")
+    max_length = lengths.get("max_seq_length") or tokenizer.get("model_max_length") or UNLIMITED
+    length = int(max_length) if max_length < UNLIMITED else None
+    return SentenceFolder(modules, length, prompts, default, cast("Similarity", similarity))
 
 
 def _read_json(file: Path) -> Any:
@@ -269,7 +288,7 @@ def _read_json(file: Path) -> Any:
 
 def _dense(folder: Path, name: str) -> Dense:
     config = _read_json(folder / "config.json")
-    activation = str(config.get("activation_function") or "torch.nn.Identity").rpartition(".")[2]
+    activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
     extra = config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding"
     if activation not in _ACTIVATIONS or extra or not (folder / "model.safetensors").is_file():
         problem = f"has a dense layer with {activation}, or a residual, or without model.safetensors, which is not read"
@@ -288,7 +307,7 @@ def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | No
         folder: folder of the model's source; None for a new model.
         name: what the user typed for it.
     Raises:
-        UserError: a kept head is no folder of sentence-transformers, or the folder and the task disagree.
+        UserError: a kept head is no folder of sentence-transformers, or its folder cuts texts at fewer tokens.
     """
     if folder is None or not is_sentence_folder(folder):
         if model.head == "keep":
@@ -298,8 +317,10 @@ def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | No
         modules = VectorModules()
     else:
         content = read_sentence_folder(folder, name)
-        _require_agreement(content, options, name)
         modules = content.modules
+        if model.head == "keep" and options.max_length > (content.max_length or options.max_length):
+            problem = f"{name} was made for {content.max_length} tokens, at which sentence-transformers cuts"
+            raise UserError("task.max_length", options.max_length, problem, f"task.max_length={content.max_length}")
         if model.head == "keep":
             return modules
     layers = modules.layers
@@ -309,29 +330,16 @@ def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | No
     return replace(modules, pooling=options.pooling or modules.pooling, include_prompt=prompt, layers=layers)
 
 
-def _require_agreement(content: SentenceFolder, options: VectorOptions, name: str) -> None:
-    """Raise a UserError if texts or scores would be other ones than those of sentence-transformers.
-
-    Such are another prompt, more tokens, or another similarity that the user did not name.
-    """
-    default = content.prompts.get(content.default_prompt or "")
-    if default is not None and default not in options.prompts.values():
-        problem = f"is not the default prompt of {name}, {default!r}"
-        raise UserError("task.prompt", options.prompts.get("text", ""), problem, f"task.prompt='{default}'")
-    queries = content.prompts.get("query", "")
-    documents = next((content.prompts[key] for key in ("document", "passage", "corpus") if key in content.prompts), "")
-    if not options.names_prompts and (queries or documents):
-        problem = f"{name} names prompts for queries and documents, {queries!r} and {documents!r}"
-        remedy = f"task.query_prompt='{queries}' task.prompt='{documents}', or task.query_prompt='' for none"
-        raise UserError("task.query_prompt", None, problem, remedy)
-    has_length_1 = content.modules.is_normalized and options.normalize is not False
-    is_one = has_length_1 and content.similarity in ("cosine", "dot")
-    if options.similarity is None and content.similarity != "cosine" and not is_one:
-        problem = f"{name} compares its vectors by similarity_fn_name={content.similarity}"
-        raise UserError("task.similarity", "cosine", problem, f"task.similarity={content.similarity}")
-    if content.max_length is not None and options.max_length > content.max_length:
-        problem = f"{name} was made for {content.max_length} tokens, at which sentence-transformers cuts"
-        raise UserError("task.max_length", options.max_length, problem, f"task.max_length={content.max_length}")
+def saved_settings(options: VectorOptions, folder: SentenceFolder | None) -> dict[str, Any]:
+    """Return the settings of a model for its saved folder: those of its source's folder, but for those of the task."""
+    own, default = dict(options.prompts), folder.default_prompt if folder else None
+    prompts = (folder.prompts if folder else {}) | own
+    if "text" in own and prompts.get(default or "") != own["text"]:
+        default = "text"
+    if own.get("text") == "":
+        prompts.pop("text", None)
+    settings = {"prompts": prompts, "default_prompt_name": default if prompts.get(default or "") else None}
+    return settings | {"max_length": options.max_length, "similarity": options.similarity}
 
 
 def write_modules(folder: Path, model: SentenceEncoder) -> None:
@@ -358,10 +366,9 @@ def write_modules(folder: Path, model: SentenceEncoder) -> None:
         for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
     ]
     files[LENGTHS[0]] = {"max_seq_length": model.settings.get("max_length"), "do_lower_case": False}
-    prompts = {name: text for name, text in model.settings.get("prompts", {}).items() if text}
-    default = "text" if "text" in prompts else None
-    similarity = model.settings.get("similarity", "cosine")
-    files[SETTINGS] = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": similarity}
+    settings = {"prompts": {}, "default_prompt_name": None, "similarity": "cosine"} | model.settings
+    names = {"prompts": "prompts", "default_prompt_name": "default_prompt_name", "similarity": "similarity_fn_name"}
+    files[SETTINGS] = {name: settings[key] for key, name in names.items()}
     for name, content in files.items():
         (folder / name).unlink(missing_ok=True)  # the file may be a hard link to a file in the store
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -15,6 +15,7 @@ import torch
 from distill_runner.common.errors import UserError, error_context
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.seeds import preserved_random_state, seed_all, stage_seed
+from distill_runner.datasets.tokenization import save_tokenizer
 from distill_runner.models.build import build, load_model, require_cuttable
 from distill_runner.models.trimming import trim_embeddings
 from distill_runner.pipeline.inputs import Inputs, weights_report
@@ -210,10 +211,11 @@ class Pipeline:
         history = fit(training)
         if epochs_folder is not None:
             link_tree(epochs_folder / EPOCH.format(history.best), folder / "model")
-        if (tokenizer := self.inputs.tokenizer(stage)) is not None:  # a fresh one: those used above may truncate
-            tokenizer.save_pretrained(folder / "model")
-        if stage.config.task is not None:
-            stage.config.task.save_preprocessor(folder / "model")
+        task = stage.config.task
+        if (tokenizer := self.inputs.tokenizer(stage)) is not None:
+            save_tokenizer(tokenizer, folder / "model", task.num_positions if task else None)
+        if task is not None:
+            task.save_preprocessor(folder / "model")
         final_metrics, outputs = data.final_evaluation(
             lambda: self.device.place(load_model(folder / "model", stage.head))
         )

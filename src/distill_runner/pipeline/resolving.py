@@ -56,13 +56,28 @@ class _Resolver:
         if name not in self.stages:
             config = self.configs[name]
             if config.task is not None:
-                config = config.model_copy(update={"task": config.task.resolved()})
+                with error_context(f"stages.{name}"):
+                    task = config.task.with_model(lambda: self._origins(config))
+                config = config.model_copy(update={"task": task.resolved()})
             if config.prediction_source is not None:
                 self.stages[name] = self._predictions(name, config, config.prediction_source)
             else:
                 with error_context(f"stages.{name}"):
                     self.stages[name] = self._model(name, config, heirs)
         return self.stages[name]
+
+    def _origins(self, config: StageConfig | None) -> list[ModelSource]:
+        """Return the models that the outputs of a stage go back to, the first teacher first."""
+        sources, visited = list[ModelSource](), set[int]()
+        while config is not None and id(config) not in visited:
+            visited.add(id(config))
+            name, ensemble = config.model.source or "", config.prediction_source
+            is_stage = name.startswith(STAGE)
+            names = ensemble.sources if ensemble is not None else [] if is_stage or not name else [name]
+            sources += map(resolve_source, names)
+            teacher = config.teacher if config.method.reads_teacher else None
+            config = self.configs.get(teacher or (name.removeprefix(STAGE) if is_stage else ""))
+        return sources[::-1]
 
     def _predictions(self, name: str, config: StageConfig, predictions: PredictionSource) -> Stage:
         """Return a stage of predictions. The members of an ensemble are the stage itself with different sources."""

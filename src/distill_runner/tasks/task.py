@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from distill_runner.datasets.splits import Split
     from distill_runner.methods.outputs import Outputs
     from distill_runner.models.features import EncoderShape
+    from distill_runner.models.sources import ModelSource
 
 
 _ONNX_LOADING = """```python
@@ -77,8 +78,8 @@ class Task(Splits):
         single_texts: whether a model reads single texts, also where the task's columns are several texts that are
             compared.
         has_classes: whether the outputs of the head are named classes, which the option ``labels`` lists.
-        inferred_fields: other options that ``resolved`` reads from the data if they are null; ``data_summary`` records
-            them.
+        inferred_fields: other options that ``resolved`` or ``with_model`` fills in if they are null; ``data_summary``
+            records them.
         unread_files: why a student cannot predict for a file of examples; empty if it can.
         has_token_outputs: whether the outputs depend on how a text is tokenized, so that teacher and student need the
             same tokens.
@@ -126,6 +127,14 @@ class Task(Splits):
             UserError: the data cannot be read, or do not fit the task.
         """
         return self.with_existing_tests()
+
+    def with_model(self, sources: Callable[[], Sequence["ModelSource"]]) -> Self:
+        """Return the task with the fields that are read from the folder of a model, before ``resolved``.
+
+        Args:
+            sources: returns the models that the outputs of a stage go back to, the first teacher first.
+        """
+        return self
 
     @property
     def prediction_columns(self) -> list[str]:

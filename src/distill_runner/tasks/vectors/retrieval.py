@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -25,6 +25,9 @@ from distill_runner.models.config import Similarity
 from distill_runner.tasks.split_account import SplitAccount
 from distill_runner.tasks.splits import NO_SPLIT, OPTIONAL
 from distill_runner.tasks.vectors.task import CHARACTERS, VectorTask
+
+if TYPE_CHECKING:
+    from distill_runner.models.vectors import SentenceFolder
 
 CORPUS, QUERIES, QRELS = "corpus", "queries", "qrels"
 ID, TEXT, TITLE = "_id", "text", "title"
@@ -85,13 +88,15 @@ class RetrievalTask(VectorTask):
     document is put before its text.
 
     Attributes:
-        prompt: text that is put before each document, and before the texts of a transfer set.
-        query_prompt: text that is put before each query; null is none, if the teacher's folder names none.
+        prompt: text that is put before each document, and before the texts of a transfer set; null takes the prompt
+            ``document`` of the model's folder, else none.
+        query_prompt: text that is put before each query; null takes the prompt ``query`` of the model's folder.
         dataset: a folder in BEIR's layout.
     """
 
     metric_functions: ClassVar = {name: _metric(name) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
     example_fields = VectorTask.example_fields | {"query_prompt"}
+    inferred_fields: ClassVar[tuple[str, ...]] = (*VectorTask.inferred_fields, "query_prompt")
 
     has_split_files: ClassVar[bool] = False
     unread_files: ClassVar[str] = "its student reads queries and documents, and a file does not say which it holds"
@@ -103,11 +108,12 @@ class RetrievalTask(VectorTask):
 
     @property
     def prompts(self) -> dict[str, str]:
-        return {name: text for name, text in (("document", self.prompt), ("query", self.query_prompt)) if text}
+        return {"document": self.prompt or "", "query": self.query_prompt or ""}
 
-    @property
-    def names_prompts(self) -> bool:
-        return bool(self.prompt) or self.query_prompt is not None
+    def _values_of(self, folder: "SentenceFolder | None") -> dict[str, str]:
+        """Return the fields of prompts as ``encode_query`` and ``encode_document`` take them from a folder."""
+        prompts = folder.prompts if folder else {}
+        return {"prompt": prompts.get("document", ""), "query_prompt": prompts.get("query", "")}
 
     @model_validator(mode="after")
     def _trains_on_documents(self) -> Self:
@@ -119,8 +125,8 @@ class RetrievalTask(VectorTask):
         return self
 
     def served_prompt(self) -> str:
-        if self.prompt != (self.query_prompt or ""):
-            problem = f"differs from task.prompt={self.prompt!r}, and serve.py cannot tell queries from documents"
+        if (self.prompt or "") != (self.query_prompt or ""):
+            problem = f"differs from task.prompt={self.prompt or ''!r}, and serve.py cannot tell queries from documents"
             remedy = "Take one prompt for both, or a sweep without a frontier."
             raise UserError("task.query_prompt", repr(self.query_prompt), problem, remedy)
         return super().served_prompt()
@@ -222,7 +228,7 @@ class RetrievalTask(VectorTask):
 
     def text_prompts(self, examples: Examples) -> list[str]:
         count = examples.num_queries if isinstance(examples, RetrievalExamples) else 0
-        return [self.query_prompt or ""] * count + [self.prompt] * (len(examples) - count)
+        return [self.query_prompt or ""] * count + [self.prompt or ""] * (len(examples) - count)
 
     def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         if (judgments := getattr(examples, "judgments", None)) is not None:

@@ -1,7 +1,7 @@
 """Tasks of vectors: the model turns each text into a vector, scored by the similarity of pairs of texts."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -21,6 +21,8 @@ from distill_runner.tasks.text import TextTask, example_columns
 
 if TYPE_CHECKING:
     from distill_runner.methods.outputs import Outputs
+    from distill_runner.models.sources import ModelSource
+    from distill_runner.models.vectors import SentenceFolder
 
 ONNX_LOADING = """```python
 import onnxruntime
@@ -46,8 +48,8 @@ class VectorTask(TextTask):
         include_prompt: whether the pooling of a new head reads the tokens of the prompt; null as for ``pooling``, else
             true.
         similarity: how two vectors are compared in scores: by their ``cosine``, ``dot`` product, or negative
-            ``euclidean`` or ``manhattan`` distance; null is the cosine, and refused if the folder names another.
-        prompt: text that is put before each text.
+            ``euclidean`` or ``manhattan`` distance; null takes what the model's folder says, else the cosine.
+        prompt: text that is put before each text; null takes the default prompt of the model's folder, else none.
         train_columns: columns of the training split, if it has others than the pairs that are scored: up to three
             texts. null takes ``columns``.
         labels: always null, since vectors have no classes.
@@ -60,12 +62,13 @@ class VectorTask(TextTask):
     weighs_examples = False
     agreement_name = "cosine with torch"
     example_fields = frozenset({"columns", "train_columns", "label", "type", "max_length", "version", "prompt"})
+    inferred_fields: ClassVar[tuple[str, ...]] = ("similarity", "prompt")
 
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool | None = None
     include_prompt: bool | None = None
     similarity: Similarity | None = None
-    prompt: str = ""
+    prompt: str | None = None
     train_columns: list[str] | None = Field(None, min_length=1, max_length=3)
     labels: None = None
 
@@ -79,22 +82,32 @@ class VectorTask(TextTask):
     @property
     def prompts(self) -> dict[str, str]:
         """Prompts by name, as a folder of sentence-transformers lists them; ``text`` is the default one."""
-        return {"text": self.prompt} if self.prompt else {}
+        return {"text": self.prompt or ""}
+
+    def with_model(self, sources: Callable[[], Sequence["ModelSource"]]) -> Self:
+        from distill_runner.models.vectors import source_folder
+
+        folder = next(filter(None, map(source_folder, sources())), None)
+        values = self._values_of(folder) | {"similarity": folder.similarity if folder else "cosine"}
+        return self.model_copy(update={name: value for name, value in values.items() if getattr(self, name) is None})
+
+    def _values_of(self, folder: "SentenceFolder | None") -> dict[str, str]:
+        """Return the fields of prompts as ``encode`` of sentence-transformers takes them from a folder."""
+        return {"prompt": folder.prompts.get(folder.default_prompt or "", "") if folder else ""}
 
     @property
-    def names_prompts(self) -> bool:
-        """Whether the task says which prompts its queries and documents have, or has no queries."""
-        return True
+    def data_summary(self) -> dict[str, Any]:
+        return super().data_summary | {name: getattr(self, name) for name in self.inferred_fields}
 
     def served_prompt(self) -> str:
-        if self.prompts and self.include_prompt is False and self.pooling != "last":
+        if any(self.prompts.values()) and self.include_prompt is False and self.pooling != "last":
             problem = "an exported model cannot tell the tokens of the prompt from the text"
             raise UserError("task.include_prompt", False, problem, "Set task.include_prompt=true.")
-        return self.prompt
+        return self.prompt or ""
 
     @property
     def head(self) -> Head:
-        texts = self.prompts, self.max_length, self.similarity, self.names_prompts
+        texts = self.prompts, self.max_length, self.similarity or "cosine"
         options = VectorOptions(self.pooling, self.normalize, self.include_prompt, *texts)
         return Head("AutoModel", vectors=options)
 
@@ -106,7 +119,7 @@ class VectorTask(TextTask):
 
     def text_prompts(self, examples: Examples) -> list[str]:
         """Return the prompt of each text, row by row; fewer are repeated."""
-        return [self.prompt]
+        return [self.prompt or ""]
 
     def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
         from distill_runner.tasks.vectors.texts import write_texts
