@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distill_runner.report.compare import compare
+from distill_runner.report.frame import ResultTable, tabulate
 from distill_runner.report.lines import Line, notes, table_lines
 from distill_runner.report.published import Quantity, cells
-from distill_runner.report.rows import ResultTable, tabulate
 from distill_runner.report.scores import scores_on_validation
 from distill_runner.tasks import make_task
 from helpers.fake_results import point, predicted
@@ -191,11 +191,11 @@ def test_a_grid_chooses_by_validation_and_shows_the_test_score_of_its_choice() -
         of_test_split(0.92, lr=2e-5, seed=2, score=0.64),
     ]
     table = tabulate(runs)
-    (row,) = table.rows
+    (cells,) = table.rows.values()
     assert table.tasks == ["rte", "rte test"]
-    assert [cell.kind for cell in row.cells.values()] == ["best mean of grid", "chosen by rte"]
-    assert [cell.value for cell in row.cells.values()] == [pytest.approx(70), pytest.approx(52)]
-    assert [cell.numbers["best_run"] for cell in row.cells.values()] == [pytest.approx(72), pytest.approx(54)]
+    assert [cell.kind for cell in cells.values()] == ["best mean of grid", "chosen by rte"]
+    assert [cell.value for cell in cells.values()] == [pytest.approx(70), pytest.approx(52)]
+    assert [cell.numbers["best_run"] for cell in cells.values()] == [pytest.approx(72), pytest.approx(54)]
     singles = [line.values for line in table_lines(table)[1] if line.name == "best single run"]
     assert singles == [{"rte": pytest.approx(72)}, {"rte test": pytest.approx(54)}]
 
@@ -203,9 +203,9 @@ def test_a_grid_chooses_by_validation_and_shows_the_test_score_of_its_choice() -
 def test_other_test_examples_make_a_row_of_their_own() -> None:
     """Two seeds on different test files under one name are no mean; the validation column is not concerned."""
     same = tabulate([of_test_split(0.5, seed=1), of_test_split(0.7, seed=2)])
-    assert [row.cells["rte test"].value for row in same.rows] == [pytest.approx(60)]
+    assert [cells["rte test"].value for cells in same.rows.values()] == [pytest.approx(60)]
     other = tabulate([of_test_split(0.5, seed=1), of_test_split(0.7, "y", seed=2)])
-    by_column = {task: [row.cells[task] for row in other.rows if row.cells[task].points] for task in other.tasks}
+    by_column = {task: [cells[task] for cells in other.rows.values() if cells[task].points] for task in other.tasks}
     assert [cell.value for cell in by_column["rte test"]] == [pytest.approx(50), pytest.approx(70)]
     assert [len(cell.points[0].runs) for cell in by_column["rte"]] == [2]
 

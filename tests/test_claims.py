@@ -1,14 +1,13 @@
 """Claims as data: which runs test them, what is concluded, and the page of the papers' claims."""
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from distill_runner.report.rows import ResultCell, SettingScores, tabulate
+from distill_runner.report.frame import Cell, Point, tabulate
 from distill_runner.sweeping.points import GridPoint
 from docs._ext.claims import (
     CLAIMS,
@@ -143,12 +142,9 @@ def test_a_gap_is_compared_with_a_gap_of_other_rows(tmp_path: Path) -> None:
     assert of_four.shared == 4
     assert of_four.difference == pytest.approx(100 * gaps[:4].mean())
     rows = tabulate([*alp, *rkd, *alp_2, *rkd_2]).rows
-    point = rows[0].cells["rte"].best_point
-    assert point is not None
-    again = replace(
-        rows[0], cells={"rte": ResultCell((SettingScores(tuple({**run, "seed": 1} for run in point.runs)),))}
-    )
-    assert compare_differences("rte", (again, rows[1]), (rows[2], rows[3])).methods is None
+    first, cells = next(iter(rows.items()))
+    again = Cell.from_points([Point(tuple({**run, "seed": 1} for run in cells["rte"].runs))])
+    assert compare_differences("rte", {**rows, first: {"rte": again}}).methods is None
     grid = seeds_of(tmp_path, "g", 110, student=small, settings={"optim.lr": 2e-5, "optim.epochs": 3})
     selected = only(claims_of(**trial), alp + rkd + alp_2 + rkd_2 + grid).comparison
     assert selected is not None
@@ -232,7 +228,7 @@ def test_the_commands_of_a_claim_make_its_rows() -> None:
         runs[command] = [as_finished(point) for point in grid_of([sweep], *values).points]
     for claim, trial in trials:
         rows = rows_of(claim, trial, with_settings(run for command in trial.commands for run in runs[command]))
-        seeds = [[len(point.runs) for row in side for point in row.cells["sst2"].points] for side in rows]
+        seeds = [[len(point.runs) for row in side.values() for point in row["sst2"].points] for side in rows]
         assert seeds == [[trial.seeds]] * (4 if trial.than else 2), trial
 
 

@@ -11,9 +11,9 @@ import pytest
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.report.compare import Comparison, compare
+from distill_runner.report.frame import Point, tabulate
 from distill_runner.report.lines import as_mapping, conclusion_text, sentence
 from distill_runner.report.resampling import paired_scores
-from distill_runner.report.rows import SettingScores, tabulate
 from helpers.fake_results import failed, point, predicted, result
 
 LABELS = np.arange(40) % 2
@@ -280,5 +280,5 @@ def test_a_point_chosen_by_another_metric_of_these_examples_is_optimistic(tmp_pa
 def test_draws_of_a_mapping_for_each_seed_are_no_seeds(tmp_path: Path) -> None:
     """Three draws for each of three seeds had an interval for nine independent seeds."""
     runs = tuple(result(seed=seed, score=score) for seed, score in ((1, 0.60), (2, 0.62), (3, 0.64)) for _ in range(3))
-    assert SettingScores(runs).spread == SettingScores(runs[::3]).spread
-    assert SettingScores(runs[:3]).spread.count == 3, "draws of one seed are the seeds of the mapping"
+    assert Point(runs).spread == Point(runs[::3]).spread
+    assert Point(runs[:3]).spread.count == 3, "draws of one seed are the seeds of the mapping"

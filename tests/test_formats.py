@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.report.formats import as_csv, html, latex, markdown, write_report
-from distill_runner.report.rows import tabulate
+from distill_runner.report.frame import tabulate
 from helpers.fake_results import failed, point, result, run_folder
 
 NASTY = "50 % of_{a}|b* & #1 \\ $x^2 ~ <b>"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distill_runner.pipeline import status
-from distill_runner.report.rows import ResultCell, tabulate
+from distill_runner.report.frame import Cell, tabulate
 from distill_runner.sweeping.halving import by_cell, halve, halving_report
 from distill_runner.sweeping.points import GridPoint
 from helpers.fake_results import failed, with_specs
@@ -17,7 +17,7 @@ Point = tuple[float, int]
 """Learning rate and seed."""
 
 
-def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[set[Point], ResultCell, str]:
+def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[set[Point], Cell, str]:
     """Halve a grid by 3 whose points have the same score after every epoch.
 
     Returns:
@@ -46,9 +46,9 @@ def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[se
 
     cells = by_cell(points.values())
     train([point.overrides for point in halve(cells, list(points.values()), train, 3)])
-    (row,) = tabulate(point.result() for point in points.values()).rows
+    (row,) = tabulate(point.result() for point in points.values()).rows.values()
     (report,) = (halving_report(cell, 3) for cell in cells)
-    return {of for of, point in points.items() if point.result()["status"] == "done"}, row.cells["rte"], report
+    return {of for of, point in points.items() if point.result()["status"] == "done"}, row["rte"], report
 
 
 def test_seeds_of_one_setting_do_not_compete(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import training_conditions
 from distill_runner.pipeline.resolving import resolve
+from distill_runner.report.frame import tabulate
 from distill_runner.report.identity import identity_of, recorded_identity, shared_stages
 from distill_runner.report.result import describe_run, run_result
 from distill_runner.report.row_names import differences, row_names
-from distill_runner.report.rows import tabulate
 from helpers.built_runs import Run
 from helpers.row_pairs import Walk, bases, make_data
 from helpers.small_runs import few_fast
@@ -57,8 +57,8 @@ def test_a_run_that_stopped_at_its_teacher_leaves_the_table_whole(compose: Compo
     teacher = resolve(run.stages, "teacher", run.runtime.precision)
     stopped = {**recorded_identity(teacher, {}), **describe_run(run), "status": "interrupted", "stage": "teacher"}
     assert identity_of(stopped).stages == ()  # type: ignore[union-attr]
-    rows = tabulate([finished(run), stopped]).rows
-    points = [point for row in rows for cell in row.cells.values() for point in cell.points]
+    cells = tabulate([finished(run), stopped]).cells
+    points = [point for _, _, cell in cells for point in cell.points]
     assert [len(point.runs) for point in points] == [1]
 
 
@@ -68,9 +68,9 @@ def test_seeds_of_random_mappings_are_seeds_of_a_row(compose: Compose) -> None:
 
     drawn = [run("mapping=random", f"mapping.seed={seed}", score=seed / 10) for seed in (1, 2, 3)]
     fixed = [run("mapping=reverse"), run("mapping=rail"), run("mapping=random", "mapping.sort=true")]
-    rows = {row.name: row for row in tabulate([*drawn, *fixed]).rows}
+    rows = tabulate([*drawn, *fixed]).rows
     assert [*rows] == ["pkd random", "pkd reverse", "pkd rail", "pkd random sort"]
-    (cell,) = rows["pkd random"].cells.values()
+    (cell,) = rows["pkd random"].values()
     (point,) = cell.points
     assert point.spread.count == 3, "no points of a grid, but three seeds"
     assert point.spread.mean == pytest.approx(20)

@@ -25,7 +25,7 @@ from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
 from distill_runner.report.collect import read_results
 from distill_runner.report.formats import html
-from distill_runner.report.rows import tabulate
+from distill_runner.report.frame import tabulate
 from helpers.command import distill_run
 
 Compose = Callable[..., RunConfig]

@@ -121,7 +121,7 @@ def test_runs_are_drawn_or_refused(
         (["alpha", alp, "--layers", 3], "--layers=3: alp all, 3 layers does not supervise it\n  It supervises 1, 2."),
         (["alpha", alp, "--samples", 0], "--samples=0: must be at least 1"),
         (["alpha", alp, other], f"its teacher or task differs from that of {alp}"),
-        (["states", alp, short], f"its student has 2 layers, that of {alp} has 3"),
+        (["states", alp, short], f"its student has 2 layers, and 3 are needed beside {alp}"),
         (
             ["states", alp, "--layers", 3],
             "no teacher layer belongs to this student layer\n  Layers that have one: 1, 2.",

@@ -17,7 +17,7 @@ from distill_runner.datasets.corpora import Corpus, quotas
 from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report.collect import read_results
-from distill_runner.report.rows import tabulate
+from distill_runner.report.frame import tabulate
 from distill_runner.tasks import make_task
 from distill_runner.tasks.task import Task
 from helpers.command import distill_run
@@ -134,7 +134,7 @@ def test_trained_in_one_language_and_judged_in_two(tmp_path: Path, tiny_bert_fol
     table = tabulate([result])
     columns = [result["task"], f"{result['task']}_en", f"{result['task']}_sw"]
     assert table.tasks == [*columns, *(f"{column} test" for column in columns)]  # the same examples
-    shown = [table.rows[0].cells[task].value for task in table.tasks]
+    shown = [cell.value for _, _, cell in table.cells]
     assert shown == pytest.approx([100 * score for score in (result["score"], *scores)] * 2)
     assert "task.test: en, sw are scored once, at the end" in ended.err
     assert ended.out.count("mean of en ") == 2

@@ -8,8 +8,8 @@ import pytest
 
 from distill_runner.report.compare import optimism
 from distill_runner.report.figures import BEST, score_figure
+from distill_runner.report.frame import GRID, tabulate
 from distill_runner.report.lines import notes, sentence, table_lines
-from distill_runner.report.rows import GRID, tabulate
 from helpers.fake_results import with_specs
 
 LABELS = np.array([0, 1] * 50)
@@ -41,11 +41,11 @@ def results(tmp_path: Path) -> list[dict[str, Any]]:
 def test_each_column_chooses_by_its_own_scores(results: list[dict[str, Any]]) -> None:
     table = tabulate(results)
     assert table.tasks == ["rte", "rte, held out"]
-    assert [row.name for row in table.rows] == ["rkd"]
-    cells = table.rows[0].cells
+    assert [*table.rows] == ["rkd"]
+    cells = table.rows["rkd"]
     assert {name: cell.value for name, cell in cells.items()} == {"rte": 80.0, "rte, held out": 72.0}
     assert [cell.kind for cell in cells.values()] == [GRID, "chosen by held_out examples"]
-    assert cells["rte, held out"].best_settings == {"optim.lr": 1e-5}
+    assert cells["rte, held out"].settings == {"optim.lr": 1e-5}
 
 
 def test_the_difference_is_the_optimism_with_its_interval(results: list[dict[str, Any]]) -> None:
@@ -82,9 +82,9 @@ def test_a_second_metric_that_a_paper_prints_has_a_column(tmp_path: Path) -> Non
     ]
     table = tabulate(runs)
     assert table.tasks == ["rte", "rte accuracy"]
-    accuracy = table.rows[0].cells["rte accuracy"]
+    accuracy = table.rows["rkd"]["rte accuracy"]
     assert accuracy.value == 70.0, "of the run that F1 has chosen, not the best accuracy"
     assert (accuracy.numbers["published"], accuracy.numbers["source"]) == (77.21, "Internal KD Table 1")
     assert accuracy.kind == "chosen by f1_weighted"
     assert table_lines(table)[0] == ["rte", "rte accuracy"]
-    assert table.teachers[0].numbers["rte accuracy"]["value"] == 80.0
+    assert table.teachers["teacher large"]["rte accuracy"]["value"] == 80.0

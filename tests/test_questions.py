@@ -111,7 +111,7 @@ def test_a_student_answers_by_id_and_two_are_compared_over_contexts(
     from distill_runner.commands.parser import run_subcommand
     from distill_runner.report.collect import read_results
     from distill_runner.report.compare import compare
-    from distill_runner.report.rows import tabulate
+    from distill_runner.report.frame import tabulate
     from distill_runner.tasks.questions.answers import question_scores
 
     for method in ("nkd", "rkd"):

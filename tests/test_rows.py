@@ -4,29 +4,28 @@ from typing import Any
 
 import pytest
 
-from distill_runner.report.rows import ResultCell, cell_of, tabulate
+from distill_runner.report.frame import Cell, cell_of, tabulate
 from helpers.fake_results import failed, point, result, with_specs
 
 
-def cell(*runs: dict[str, Any]) -> ResultCell:
+def cell(*runs: dict[str, Any]) -> Cell:
     return cell_of(runs)
 
 
 def test_seeds_of_one_setting_are_one_point() -> None:
     of = cell(point(seed=1, score=0.66), point(seed=2, score=0.68), point(seed=3, score=0.70))
     assert (of.kind, len(of.points)) == ("", 1)
-    assert of.best_point is not None
-    assert of.best_point.spread.count == 3
-    assert (of.value, of.best_point.spread.sd) == pytest.approx((68, 2))
+    assert (of.numbers["seeds"], len(of.runs)) == (3, 3)
+    assert (of.value, of.numbers["sd"]) == pytest.approx((68, 2))
     assert of.numbers["grid_mean"] is None
-    assert of.best_settings == {}
+    assert of.settings == {}
 
 
 def test_a_grid_of_one_seed_has_a_best_point() -> None:
     of = cell(point(1e-5, score=0.66), point(2e-5, score=0.70), point(5e-5, score=0.62))
     assert of.kind == "best of grid"
     assert (of.value, of.numbers["grid_mean"]) == pytest.approx((70, 66))
-    assert of.best_settings == {"optim.lr": 2e-5}
+    assert of.settings == {"optim.lr": 2e-5}
 
 
 def test_a_grid_of_several_seeds_is_chosen_by_its_means() -> None:
@@ -38,7 +37,7 @@ def test_a_grid_of_several_seeds_is_chosen_by_its_means() -> None:
     )
     assert of.kind == "best mean of grid"
     assert (of.value, of.numbers["best_run"]) == pytest.approx((61, 70))
-    assert of.best_settings == {"optim.lr": 1e-5}
+    assert of.settings == {"optim.lr": 1e-5}
     assert of.numbers["grid_mean"] == pytest.approx((61 + 57) / 2)
 
 
@@ -49,8 +48,8 @@ def test_a_point_with_fewer_seeds_is_not_chosen() -> None:
 
 def test_one_run_in_two_folders_counts_once_and_a_failure_since_mended_not_at_all() -> None:
     table = tabulate([failed(key="1"), result(key="1"), result(key="1"), failed(key="1")])
-    (row,) = table.rows
-    assert len(row.cells["rte"].points) == 1
+    (cells,) = table.rows.values()
+    assert len(cells["rte"].points) == 1
     assert table.unfinished == []
 
 
@@ -79,7 +78,7 @@ def student(**changes: Any) -> dict[str, Any]:
 )
 def test_what_differs_makes_a_row_of_its_own(changes: dict[str, Any], names: list[str]) -> None:
     table = tabulate([result(key="1", student=student()), result(key="2", **{"student": student()} | changes)])
-    assert [row.name for row in table.rows] == names
+    assert [*table.rows] == names
 
 
 def test_a_student_of_new_weights_is_not_named_by_its_architecture() -> None:
@@ -91,7 +90,7 @@ def test_a_student_of_new_weights_is_not_named_by_its_architecture() -> None:
     ]
     for run in runs[:2]:
         run["method"] = "basic"
-    assert [row.name for row in tabulate(runs).rows] == [
+    assert [*tabulate(runs).rows] == [
         "basic all",
         "basic all, from bert_base",
         "alp all, after distil",
@@ -115,7 +114,7 @@ def test_other_stages_data_and_routes_make_rows_and_seeds_do_not() -> None:
     ]
     paused = {**runs[2], "key": "p", "seed": 3, "status": "paused"}
     table = tabulate([*runs, with_specs(paused)])
-    rows = {row.name: row.cells["rte"] for row in table.rows}
+    rows = {name: cells["rte"] for name, cells in table.rows.items()}
     assert list(rows) == [
         "alp all, distil.relations.heads 48",
         "alp all, distil.relations.heads 12",
@@ -131,13 +130,12 @@ def test_other_stages_data_and_routes_make_rows_and_seeds_do_not() -> None:
 def test_a_rate_that_a_stage_takes_from_the_student_is_one_of_its_grid() -> None:
     every = [distilled(optim_lr=lr, distil_optim_lr=lr) for lr in (1e-5, 2e-5)]
     runs = [result(key=str(number), settings=settings, **DISTILLED) for number, settings in enumerate(every)]
-    (row,) = tabulate(runs).rows
-    assert row.name == "alp all"
-    assert row.cells["rte"].best_settings == {"optim.lr": 1e-5}
+    assert [*tabulate(runs).rows] == ["alp all"]
+    assert tabulate(runs).rows["alp all"]["rte"].settings == {"optim.lr": 1e-5}
     fixed = result(key="f", settings=distilled(optim_lr=1e-5, distil_optim_lr=5e-5), **DISTILLED)
-    (row,) = tabulate([*runs, fixed]).rows
-    assert row.cells["rte"].best_settings == {"optim.lr": 1e-5, "distil.optim.lr": 1e-5}
-    assert len(row.cells["rte"].points) == 3
+    (cells,) = tabulate([*runs, fixed]).rows.values()
+    assert cells["rte"].settings == {"optim.lr": 1e-5, "distil.optim.lr": 1e-5}
+    assert len(cells["rte"].points) == 3
 
 
 def data(**changes: Any) -> dict[str, Any]:
@@ -187,9 +185,9 @@ def test_runs_on_other_data_have_rows_of_their_own(
 ) -> None:
     """Data that do not alter the score make no rows."""
     table = tabulate(point(score=0.5 + seed / 10, seed=seed, data=used) for seed, used in enumerate((one, other)))
-    assert [row.name for row in table.rows] == [f"alp all, {name}".removesuffix(", ") for name in names]
+    assert [*table.rows] == [f"alp all, {name}".removesuffix(", ") for name in names]
     (column,) = table.tasks
-    assert all(len(row.cells[column].points) == 1 for row in table.rows)
+    assert all(len(cells[column].points) == 1 for cells in table.rows.values())
 
 
 def test_the_column_of_a_split_tells_its_own_data() -> None:
@@ -197,7 +195,7 @@ def test_the_column_of_a_split_tells_its_own_data() -> None:
     other = data(validation={"en": "validation", "de": "validation[:50%]"})
     known: dict[str, Any] = {"splits": parts, "teacher_score": None}
     table = tabulate(point(seed=seed, data=used, **known) for seed, used in enumerate((data(), other)))
-    values = {row.name: [task for task, cell in row.cells.items() if cell.points] for row in table.rows}
+    values = {row: [task for task, cell in cells.items() if cell.points] for row, cells in table.rows.items()}
     assert values == {
         "alp all": ["rte", "rte_en"],
         "alp all, scored on validation": ["rte_de"],
@@ -208,9 +206,11 @@ def test_the_column_of_a_split_tells_its_own_data() -> None:
 def test_a_run_that_holds_out_examples_is_in_their_column_before_it_has_a_score() -> None:
     held = point(data=data(**HELD), selection={"on": "held_out examples", "score": 0.6})
     table = tabulate([point(data=data(), seed=2), held, failed(key="f", data=data(**HELD))])
-    (row,) = table.rows
-    assert row.name == "alp all"
-    assert {task: len(cell.unfinished) for task, cell in row.cells.items()} == {"rte": 0, "rte, held out": 1}
+    assert [*table.rows] == ["alp all"]
+    assert {task: len(cell.unfinished) for task, cell in table.rows["alp all"].items()} == {
+        "rte": 0,
+        "rte, held out": 1,
+    }
 
 
 def test_a_teacher_is_told_by_its_seed() -> None:
@@ -219,11 +219,11 @@ def test_a_teacher_is_told_by_its_seed() -> None:
     runs = [point(score=0.6 + seed / 100, teacher_seed=seed, teacher_score=score) for seed, score in teachers]
     nkd = point(method="nkd", mapping=None, teacher=None, teacher_score=None)
     table = tabulate([*runs, nkd])
-    assert [row.name for row in table.rows] == [
+    assert [*table.rows] == [
         *(f"alp all, teacher seed {seed}" for seed in (1, 2, 3)),
         "nkd",
     ]
-    assert {cell.kind for row in table.rows for cell in row.cells.values()} == {""}
+    assert {cell.kind for _, _, cell in table.cells} == {""}
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])
@@ -231,8 +231,8 @@ def test_the_number_of_a_teacher_is_of_the_split_of_the_run(split: str) -> None:
     used = {"train": "train", "validation": {split: split}, "select_on": split, "scored_on": [split]}
     method: dict[str, Any] = {"method": "vanilla", "mapping": None, "published": None}
     run = point(task="cifar10", **method, teacher="resnet110", teacher_score=0.9, data=used)
-    (teacher,) = tabulate([run]).teachers
-    assert {task: of["published"] for task, of in teacher.numbers.items() if "published" in of} == (
+    (numbers,) = tabulate([run]).teachers.values()
+    assert {task: of["published"] for task, of in numbers.items() if "published" in of} == (
         {"cifar10": 93.80} if split == "test" else {}
     )
 
@@ -241,7 +241,7 @@ def test_a_failure_joins_the_row_of_its_kind() -> None:
     """It knows its depth, not its width nor how good its teacher is."""
     runs = [result(key="4", student=student()), result(key="6", student=student(num_layers=6), teacher_score=0.7)]
     table = tabulate([*runs, failed(key="f", task="rte", student={"num_layers": 6}, teacher="bert_base")])
-    failures = {row.name: len(row.cells["rte"].unfinished) for row in table.rows}
+    failures = {name: len(cells["rte"].unfinished) for name, cells in table.rows.items()}
     assert failures == {"alp all, 4 layers": 0, "alp all, 6 layers": 1}
 
 
@@ -252,7 +252,7 @@ def test_a_failed_student_of_new_weights_does_not_join_a_pre_trained_one() -> No
         result(key="2", student=student(source="stage:distil", init="first of stage:distil")),
         failed(key="f", task="rte", student=student(source=None, init="new weights"), teacher="bert_base"),
     ]
-    assert {row.name: len(row.cells["rte"].unfinished) for row in tabulate(runs).rows} == {
+    assert {name: len(cells["rte"].unfinished) for name, cells in tabulate(runs).rows.items()} == {
         "alp all, from bert_base": 0,
         "alp all, after distil": 0,
         "alp all": 1,

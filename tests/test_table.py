@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distill_runner import api
 from distill_runner.report.card import model_card, score_files, with_additions, with_license, write_card
 from distill_runner.report.formats import result_row, terminal
-from distill_runner.report.rows import tabulate
+from distill_runner.report.frame import tabulate
 from helpers.fake_results import failed, result
 
 TASKS = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]

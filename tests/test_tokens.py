@@ -27,7 +27,7 @@ from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.report.collect import read_results
 from distill_runner.report.compare import compare
-from distill_runner.report.rows import tabulate
+from distill_runner.report.frame import tabulate
 from distill_runner.tasks import make_task
 from helpers.command import distill_run
 from helpers.made_tokens import NAMES, save_rows

@@ -31,11 +31,10 @@ from distill_runner.report.compare import (
     compare_cells,
     compare_rows,
     correct,
-    has_repeated_seeds,
 )
+from distill_runner.report.frame import Cell, Point, tabulate
 from distill_runner.report.identity import identity_of
 from distill_runner.report.lines import bounds_text, conclusion_text, escaped
-from distill_runner.report.rows import ResultCell, Row, SettingScores, tabulate
 from distill_runner.report.statistics import CRITICAL, MethodTest
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -50,6 +49,8 @@ SIDES = ("first", "second")
 
 Run = tuple[Result, Mapping[str, Any]]
 """A finished run, and its settings by name."""
+Row = Mapping[str, Cell]
+"""Cells by task."""
 
 
 class Record(Schema):
@@ -196,29 +197,26 @@ def claims_text(claims: ClaimsFile) -> str:
 # --- What the runs say
 
 
-def compare_differences(
-    task: str, pair: tuple[Row, Row], other: tuple[Row, Row], margin: float | None = None, looks: int = 1
-) -> Comparison:
+def compare_differences(task: str, rows: Mapping[str, Row], margin: float | None = None, looks: int = 1) -> Comparison:
     """Compare the difference of two rows with that of two others: the first difference minus the second.
 
-    Each seed has (a - b) - (c - d) = 2 (mean(a, d) - mean(b, c)), for a, b of ``pair`` and c, d of ``other``. So the
-    test is that of two rows, each with the runs of two, on the same examples and seeds; its numbers count twice. Seeds
-    that one of the four rows has not run are left out.
+    Each seed has (a - b) - (c - d) = 2 (mean(a, d) - mean(b, c)), for the rows a, b, c, d in this order. So the test is
+    that of two rows, each with the runs of two, on the same examples and seeds; its numbers count twice. Seeds that one
+    of the four rows has not run are left out.
     """
-    (a, b), (c, d) = pair, other
-    runs = [point.runs if (point := row.cells[task].best_point) else () for row in (a, b, c, d)]
-    names = (f"{a.name} - {b.name}", f"{c.name} - {d.name}")
-    if several := [row.name for row, of_row in zip((a, b, c, d), runs, strict=True) if has_repeated_seeds(of_row)]:
+    a, b, c, d = rows
+    runs = {name: row[task].runs for name, row in rows.items()}
+    names = (f"{a} - {b}", f"{c} - {d}")
+    if several := [name for name, of_row in runs.items() if len({run["seed"] for run in of_row}) < len(of_row)]:
         return Comparison(*names, task, (f"{several[0]} has several runs of one seed, which count as one",))
-    seeds = set.intersection(*({run["seed"] for run in of_row} for of_row in runs))
+    seeds = set.intersection(*({run["seed"] for run in of_row} for of_row in runs.values()))
 
-    def both(one: int, other: int) -> ResultCell:
+    def both(one: str, other: str) -> Cell:
         shared = tuple(run for run in (*runs[one], *runs[other]) if run["seed"] in seeds)
-        return ResultCell((SettingScores(shared),) if shared else ())
+        return Cell.from_points([Point(shared)] if shared else [])
 
-    cells = {names[0]: both(0, 3), names[1]: both(1, 2)}
-    half = compare_cells(cells, task, None, looks)
-    own, others = (compare_rows(task, *rows) for rows in (pair, other))
+    half = compare_cells({names[0]: both(a, d), names[1]: both(b, c)}, task, None, looks)
+    own, others = (compare_rows(task, {name: rows[name] for name in pair}) for pair in ((a, b), (c, d)))
     return replace(
         half,
         remarks=tuple(dict.fromkeys((*half.remarks, *own.remarks, *others.remarks))),
@@ -253,7 +251,7 @@ def with_settings(results: Iterable[Result]) -> list[Run]:
     return [(result, _settings(result)) for result in results if is_scored(result)]
 
 
-def rows_of(claim: Claim, trial: Trial, runs: Sequence[Run]) -> list[list[Row]]:
+def rows_of(claim: Claim, trial: Trial, runs: Sequence[Run]) -> list[dict[str, Row]]:
     """Return the rows that fit the trial's first row, and those that fit its second; a test needs one of each.
 
     With ``than``, the two of the other pair follow.
@@ -285,15 +283,12 @@ def _outcome(claim: Claim, trial: Trial, runs: Sequence[Run]) -> Outcome:
         return replace(recorded, remark=f"no run has a value of {', '.join(unknown)}" if unknown else "")
     for name, of_side in zip(2 * SIDES, rows, strict=False):
         if len(of_side) > 1:
-            fitting = "; ".join(row.name for row in of_side)
+            fitting = "; ".join(of_side)
             return replace(recorded, remark=f"{len(of_side)} rows of the runs fit its {name} row: {fitting}")
     names = (*SIDES, "third", "fourth")  # of rows, as their own may be equal
-    first, second, *others = [replace(row, name=name) for name, (row,) in zip(names, rows, strict=False)]
-    if others:
-        pairs = (first, second), (others[0], others[1])
-        comparison = compare_differences(_column(claim, trial), *pairs, claim.margin, trial.looks)
-    else:
-        comparison = compare_rows(_column(claim, trial), first, second, claim.margin, trial.looks)
+    by_name = {name: row for name, of_side in zip(names, rows, strict=False) for row in of_side.values()}
+    compare = compare_differences if len(by_name) > 2 else compare_rows
+    comparison = compare(_column(claim, trial), by_name, claim.margin, trial.looks)
     planned = trial.seeds or comparison.shared
     if comparison.shared < planned:
         return replace(recorded, remark=f"{comparison.shared} of {quantity(planned, 'seed')} have run")
@@ -307,11 +302,11 @@ def _column(claim: Claim, trial: Trial) -> str:
     return str(trial.column or claim.runs_of(trial).get("task"))
 
 
-def _rows(runs: Iterable[Run], values: Mapping[str, Any], column: str) -> list[Row]:
-    """Return the rows of the finished runs that have these values."""
+def _rows(runs: Iterable[Run], values: Mapping[str, Any], column: str) -> dict[str, Row]:
+    """Return the rows of the finished runs that have these values, by name."""
     matches = [run[0] for run in runs if all(_fits(run, name, value) for name, value in values.items())]
-    table = tabulate(matches)
-    return [row for row in table.rows if column in row.cells and row.cells[column].points]
+    rows = tabulate(matches).rows
+    return {name: row for name, row in rows.items() if column in row and row[column].points}
 
 
 def _unknown(runs: Iterable[Run], values: Mapping[str, Any]) -> list[str]:

@@ -201,9 +201,9 @@ def frame(results: Iterable[Result]) -> "pd.DataFrame":
     Args:
         results: results as ``results`` returns them. Columns of settings have the setting's key, such as ``optim.lr``.
     """
-    from distill_runner.report import rows
+    from distill_runner.report.frame import frame
 
-    return rows.frame(results)
+    return frame(results)
 
 
 def table(results: Sequence[Result], style: str = "markdown") -> str:
@@ -216,7 +216,7 @@ def table(results: Sequence[Result], style: str = "markdown") -> str:
         UserError: there is no such style.
     """
     from distill_runner.report.formats import as_csv, latex, markdown, terminal
-    from distill_runner.report.rows import tabulate
+    from distill_runner.report.frame import tabulate
 
     styles = {"markdown": markdown, "latex": latex, "csv": as_csv, "terminal": terminal}
     if style not in styles:

@@ -53,7 +53,7 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         if folders:
             from distill_runner.report.collect import read_results
             from distill_runner.report.formats import terminal
-            from distill_runner.report.rows import tabulate
+            from distill_runner.report.frame import tabulate
 
             print(terminal(tabulate(read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())]))))
     if folders and {"failed", "killed"} & {*states}:

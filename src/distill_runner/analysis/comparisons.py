@@ -98,23 +98,18 @@ class ScoreHistory:
         Epochs are in ``metrics.jsonl``. If another run trained the student, that file has none, and ``result.json`` has
         the scores alone.
         """
-        scores: list[float] = []
-        ends: dict[int, int] = {}
-        layer, name = 0, None
-        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-            point: dict[str, Any] = json.loads(line)
-            current = int(point.get("schedule/layer", layer))
-            if current != layer and layer:
-                ends[layer] = len(scores)
-            layer = current
-            name = name or next((key for key in point if key.startswith("validation/")), None)
-            if name in point:
-                scores.append(point[name])
-        if not scores:
+        import pandas as pd
+
+        points = pd.read_json(folder / "metrics.jsonl", lines=True)
+        if (name := next((key for key in points if str(key).startswith("validation/")), None)) is None:
             epochs = json.loads((folder / "result.json").read_text(encoding="utf-8"))["history"]
-            name = next(iter(epochs[0]), None) if epochs else None
-            scores = [epoch[name] for epoch in epochs]
-        return cls((name or "score").rpartition("/")[2], scores, list(ends.items()))
+            metric = next(iter(epochs[0]), "score") if epochs else "score"
+            return cls(metric.rpartition("/")[2], [epoch[metric] for epoch in epochs], [])
+        layers = points.get("schedule/layer", pd.Series(dtype=float)).dropna()
+        starts = layers[layers != layers.shift()]  # first line of each layer
+        epochs_so_far = points[name].notna().cumsum().shift(fill_value=0)
+        ends = [(int(layer), int(epochs_so_far[line])) for layer, line in zip(starts, starts.index[1:], strict=False)]
+        return cls(str(name).rpartition("/")[2], points[name].dropna().tolist(), [end for end in ends if end[0]])
 
 
 def draw_histories(runs: Mapping[str, Sequence[ScoreHistory]]) -> "Figure":
@@ -131,21 +126,20 @@ def draw_histories(runs: Mapping[str, Sequence[ScoreHistory]]) -> "Figure":
         for name, seeds in runs.items():
             each_epoch = zip(*(run.scores for run in seeds), strict=False)
             spreads = [Spread.from_values([100 * score for score in scores]) for scores in each_epoch]
-            epochs, means = range(1, len(spreads) + 1), [spread.mean for spread in spreads]
-            single = "o" if len(spreads) == 1 else None  # one epoch alone would draw no line
-            axes.plot(epochs, means, color=colors[name], marker=single)
-            low, high = ([spread.mean + sign * (spread.interval or 0) for spread in spreads] for sign in (-1, 1))
+            low, means, high = ([one.mean + sign * (one.interval or 0) for one in spreads] for sign in (-1, 0, 1))
+            epochs = range(1, len(spreads) + 1)
+            axes.plot(epochs, means, color=colors[name], marker="o" if len(spreads) == 1 else None)
             axes.fill_between(epochs, low, high, color=colors[name], alpha=0.15, linewidth=0)
             for layer, epoch in seeds[0].ends if len(seeds) == 1 else ():
                 point = (epoch, means[epoch - 1])
                 axes.plot(*point, "o", markersize=4, color=colors[name])
+                look: dict[str, Any] = {"ha": "center", "fontsize": 8, "color": colors[name]}
                 height = 5 + 10 * marks[point]  # stacks the labels where lines meet
-                font: dict[str, Any] = {"ha": "center", "fontsize": 8, "color": colors[name]}
-                axes.annotate(f"L{layer}", point, xytext=(0, height), textcoords="offset points", **font)
+                axes.annotate(f"L{layer}", point, (0, height), textcoords="offset points", **look)
                 marks[point] += 1
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.margins(y=0.12)
-        metrics = {run.metric: None for seeds in runs.values() for run in seeds}
+        metrics = dict.fromkeys(run.metric for seeds in runs.values() for run in seeds)
         axes.set(xlabel="epoch", ylabel=f"{' or '.join(metrics)} x 100")
         legend(figure, {name: {"color": color} for name, color in colors.items()})
     return figure
@@ -237,28 +231,24 @@ def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.nda
 
     Args:
         weights: (examples, teacher layers) by run and student layer. NaN where the mapping has no such pair of layers,
-            drawn hatched.
+            drawn gray.
         examples: indices of the examples in the split.
     """
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
 
-    hatched: dict[str, Any] = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
     layers = next(iter(weights.values()))
-    first = next(iter(layers.values()))
-    height, width = 1.0 + 0.22 * len(first), 0.8 + 0.22 * first.shape[1]
+    rows, depth = next(iter(layers.values())).shape
     highest = max(float(np.nanmax(alpha)) for run in weights.values() for alpha in run.values())
     with style():
-        size = (max(4.0, width * len(weights) + 1), height * len(layers) + 0.4)
+        size = (max(4.0, (0.8 + 0.22 * depth) * len(weights) + 1), (1.0 + 0.22 * rows) * len(layers) + 0.4)
         figure = Figure(figsize=size, layout="constrained")
         grid = figure.subplots(len(layers), len(weights), squeeze=False)
         for column, (name, run) in zip(grid.T, weights.items(), strict=True):
             for panel, (layer, alpha) in zip(column, run.items(), strict=True):
-                # Seen where alpha is NaN.
-                panel.add_patch(Rectangle((0, 0), 1, 1, transform=panel.transAxes, zorder=-1, **hatched))
+                panel.set_facecolor("0.85")  # seen where alpha is NaN
                 panel.imshow(alpha, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
-                panel.set_xticks(range(alpha.shape[1]), [str(k) for k in range(1, alpha.shape[1] + 1)], fontsize=7)
-                panel.set_yticks(range(len(examples)), [str(example) for example in examples], fontsize=7)
+                panel.set_xticks(range(depth), [str(k) for k in range(1, depth + 1)], fontsize=7)
+                panel.set_yticks(range(rows), [str(example) for example in examples], fontsize=7)
                 panel.grid(visible=False)
                 panel.set_title(f"{name}\nstudent layer {layer}")
         figure.colorbar(grid[0, 0].images[0], ax=grid, label="weight of the teacher's layer")

@@ -13,7 +13,7 @@ import numpy as np
 
 from distill_runner.analysis import comparisons
 from distill_runner.analysis.finished_run import FinishedRun
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError
 from distill_runner.common.library_switches import quiet_transformers
 from distill_runner.report.figures import save
 
@@ -69,33 +69,26 @@ def attention(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
     first = _require_same_teacher(runs)
     shape, teacher_shape = first.stage.shape, first.teacher.shape
     for run in runs:
-        if (heads := run.stage.shape.num_heads) != teacher_shape.num_heads:
-            problem = f"its student has {heads} attention heads, the teacher {teacher_shape.num_heads}"
-            raise UserError("run", run.folder, problem)
-    _require_equal_depth(runs)
+        _require_equal(run, "attention heads", run.stage.shape.num_heads, teacher_shape.num_heads, first)
+        _require_equal(run, "layers", run.stage.shape.num_layers, shape.num_layers, first)
     limits = (("--example", options.example, len(first.tokens)), ("--head", options.head, shape.num_heads))
     for key, value, count in limits:
         if not 0 <= value < count:
             raise UserError(key, value, f"there are {count}, counted from 0")
-    layer_pairs = one_to_one(
-        LayerMapping(rule="group_top", supervise_last=True).teacher_layers(shape.num_layers, teacher_shape.num_layers)
-    )
-    words = first.words(options.example)
+    mapping = LayerMapping(rule="group_top", supervise_last=True)
+    layer_pairs = one_to_one(mapping.teacher_layers(shape.num_layers, teacher_shape.num_layers))
     students = {run.name: run.attention(run.stage, options.example) for run in runs}
     teacher = first.attention(first.teacher, options.example)
     if len({layers[1].shape[-1] for layers in (teacher, *students.values())}) > 1:
         problem = "the models read it as different tokens, so that no weights belong together"
         raise UserError("--example", options.example, problem, "Take another example.")
     by_head: dict[str, Sequence[float]] = {}
-    totals: dict[str, float] = {}
     for name, student in students.items():
         divergences = {(j, k): comparisons.divergence(teacher[k], student[j]) for j, k in layer_pairs.items()}
         by_head |= {f"{name}, layer {j} against teacher layer {k}": kl.tolist() for (j, k), kl in divergences.items()}
-        totals[name] = sum(kl.mean() for kl in divergences.values())
+        print(f"{name}: KL {sum(kl.mean() for kl in divergences.values()):.3f}, summed over the matching layers")
     print(comparisons.number_table(["KL by head", *map(str, range(shape.num_heads))], by_head))
-    for name, total in totals.items():
-        print(f"{name}: KL {total:.3f}, summed over the matching layers")
-    return comparisons.draw_attention(words, teacher, students, layer_pairs, options.head)
+    return comparisons.draw_attention(first.words(options.example), teacher, students, layer_pairs, options.head)
 
 
 def alpha(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
@@ -134,15 +127,14 @@ def _layer_pairs(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> d
     from distill_runner.methods.layer_mapping import LayerMapping, one_to_one
 
     first, teacher = runs[0], runs[0].teacher.shape
-    depth = first.stage.shape.num_layers
-    _require_equal_depth(runs)
     for run in runs:
-        if (width := run.stage.shape.width) != teacher.width:
-            problem = f"its states have {width} features, the teacher's {teacher.width}"
-            raise UserError("run", run.folder, problem, "Only states of equal width have a distance.")
+        _require_equal(run, "layers", run.stage.shape.num_layers, first.stage.shape.num_layers, first)
+        _require_equal(run, "features", run.stage.shape.width, teacher.width, first)
     layer_pairs = next((run.layer_pairs for run in runs if run.layer_pairs), None)
     if layer_pairs is None:
-        layer_pairs = one_to_one(LayerMapping(rule="skip").teacher_layers(depth, teacher.num_layers))
+        layer_pairs = one_to_one(
+            LayerMapping(rule="skip").teacher_layers(first.stage.shape.num_layers, teacher.num_layers)
+        )
     for layer in layers or ():
         if layer not in layer_pairs:
             remedy = f"Layers that have one: {', '.join(map(str, layer_pairs))}." if layer_pairs else ""
@@ -163,13 +155,10 @@ def _require_same_teacher(runs: Sequence[FinishedRun]) -> FinishedRun:
     return first
 
 
-def _require_equal_depth(runs: Sequence[FinishedRun]) -> None:
-    first = runs[0]
-    for run in runs:
-        depth, first_depth = run.stage.shape.num_layers, first.stage.shape.num_layers
-        if depth != first_depth:
-            problem = f"its student has {quantity(depth, 'layer')}, that of {first.folder} has {first_depth}"
-            raise UserError("run", run.folder, problem, "Compare students of equal depth.")
+def _require_equal(run: FinishedRun, unit: str, number: int, expected: int, first: FinishedRun) -> None:
+    if number != expected:
+        problem = f"its student has {number} {unit}, and {expected} are needed beside {first.folder} and its teacher"
+        raise UserError("run", run.folder, problem, "Compare students of equal size.")
 
 
 def _draw_examples(run: FinishedRun, count: int | None, default: int) -> np.ndarray:

@@ -14,8 +14,8 @@ from distill_runner.report.collect import Result, select_results
 from distill_runner.report.compare import Comparison, compare, optimism
 from distill_runner.report.figures import comparison_figure, drawable, save, score_figure, write_pictures
 from distill_runner.report.formats import WIDTH, as_csv, default_comparisons, html, latex, markdown, terminal
+from distill_runner.report.frame import ResultTable, tabulate
 from distill_runner.report.lines import as_mapping, as_markdown, sentence
-from distill_runner.report.rows import ResultTable, tabulate
 
 
 def show_table(options: Namespace) -> None:

@@ -30,7 +30,7 @@ from distill_runner.pipeline.store import Store
 from distill_runner.report.collect import Result, label
 from distill_runner.report.compare import Predictions
 from distill_runner.report.figures import save
-from distill_runner.report.rows import tabulate
+from distill_runner.report.frame import tabulate
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tasks import Task
 from distill_runner.training.config import MAX_THREADS
@@ -120,8 +120,8 @@ def finish_frontiers(grid: Grid, settings: Frontier, launch: Launch, root: Path)
     tasks = list(dict.fromkeys(result["task"] for result in results))
     for task in tasks:
         table = tabulate([result for result in results if result["task"] == task])
-        cells = {row.name: cell for row in table.rows for cell in list(row.cells.values())[:1]}
-        best = {name: cell.best_point.runs for name, cell in cells.items() if cell.best_point}
+        cells = {name: next(iter(of_row.values())) for name, of_row in table.rows.items()}
+        best = {name: cell.runs for name, cell in cells.items() if cell.points}
         if not best:
             log.error("frontier of %s: no student has finished", task)
             continue

@@ -11,10 +11,10 @@ from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.datasets.evaluate_metrics import is_external
 from distill_runner.datasets.metrics import metric_function
 from distill_runner.report.collect import TEST_PREDICTIONS, Result, scored_on, tested_on
+from distill_runner.report.frame import Cell, Point, ResultTable, held_out_column
 from distill_runner.report.identity import shared_stages
 from distill_runner.report.resampling import ExampleTest, PairedScores, SummedScores, clustered_scores, paired_scores
 from distill_runner.report.row_names import differences
-from distill_runner.report.rows import ResultCell, ResultTable, Row, SettingScores, held_out_column
 from distill_runner.report.sample_scores import mean_f1_of_counts
 from distill_runner.report.statistics import ALPHA, MethodTest, holm
 
@@ -116,13 +116,14 @@ def compare(
     Raises:
         UserError: a group has fewer than two rows, or a name fits no row or several rows.
     """
-    pairs = list[tuple[Row, Row]]()
+    pairs = list[tuple[str, str]]()
     for names in groups:
         first, *others = [_row(table, name) for name in names]
-        if not others or any(other is first for other in others):
+        if not others or first in others:
             raise UserError("--compare", " ".join(names), "names one row, not two")
         pairs += [(first, other) for other in others]
-    return correct([compare_rows(task, *pair, margin, looks) for pair in pairs for task in table.tasks])
+    rows = [({name: table.rows[name] for name in pair}, task) for pair in pairs for task in table.tasks]
+    return correct([compare_rows(task, pair, margin, looks) for pair, task in rows])
 
 
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -141,16 +142,22 @@ def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
     ]
 
 
-def _row(table: ResultTable, name: str) -> Row:
-    rows = [row for row in table.rows if name in (row.name, row.result["method"], row.name.partition(",")[0])]
+def _row(table: ResultTable, name: str) -> str:
+    """Return the row that a user names: by its name, by its label, or by its method."""
+    has_scores = {row: any(cell.points for cell in cells.values()) for row, cells in table.rows.items()}
+    methods = {
+        row: next(run["method"] for cell in cells.values() for run in (*cell.runs, *cell.unfinished))
+        for row, cells in table.rows.items()
+    }
+    rows = [row for row in table.rows if name in (row, methods[row], row.partition(",")[0])]
     # A point that cannot run is named by its method alone, without the mapping; it must not hide the row with scores.
-    scored = [row for row in rows if any(cell.best_point for cell in row.cells.values())] or rows
-    matches = [row for row in scored if row.name == name] or scored
+    rows = [row for row in rows if has_scores[row]] or rows
+    matches = [row for row in rows if row == name] or rows
     if len(matches) == 1:
         return matches[0]
-    names = [row.name for row in matches or table.rows]
     problem = "several rows have this name" if matches else "there is no such row"
-    raise UserError("--compare", name, problem, f"Known: {'; '.join(names)}." if matches else suggestion(name, names))
+    remedy = f"Known: {'; '.join(matches)}." if matches else suggestion(name, table.rows)
+    raise UserError("--compare", name, problem, remedy)
 
 
 def optimism(table: ResultTable) -> list[Comparison]:
@@ -159,44 +166,38 @@ def optimism(table: ResultTable) -> list[Comparison]:
     Runs with held-out selection train on fewer examples; the difference includes this effect.
     """
     return [
-        compare_cells({f"{row.name} selected on validation": cell, "on held-out examples": held_out}, task)
-        for row in table.rows
-        for task, cell in row.cells.items()
-        if cell.best_point and (held_out := row.cells.get(held_out_column(task))) and held_out.best_point
+        compare_cells({f"{row} selected on validation": cell, "on held-out examples": held_out}, task)
+        for row, task, cell in table.cells
+        if cell.points and (held_out := table.rows[row].get(held_out_column(task))) and held_out.points
     ]
 
 
-def compare_rows(task: str, first: Row, second: Row, margin: float | None = None, looks: int = 1) -> Comparison:
+def compare_rows(
+    task: str, rows: Mapping[str, Mapping[str, Cell]], margin: float | None = None, looks: int = 1
+) -> Comparison:
     """Compare two rows on a task, with the settings in which they differ and the stages that all seeds share."""
-    comparison = compare_cells({row.name: row.cells[task] for row in (first, second)}, task, margin, looks)
-    points = [(row.name, point) for row in (first, second) if (point := row.cells[task].best_point)]
-    if len(points) < 2:
+    cells = {name: row[task] for name, row in rows.items()}
+    comparison = compare_cells(cells, task, margin, looks)
+    if not all(cell.points for cell in cells.values()):
         return comparison
-    stages = [set(shared_stages(point.runs).items()) for _, point in points]
-    remarks = [f"both rows share one {stage}" for stage, _ in sorted(stages[0] & stages[1])]
-    fixed_stages = {}
-    for (name, _), of_row in zip(points, stages, strict=True):
-        if own := sorted(stage for stage, _ in of_row - (stages[0] & stages[1])):
+    stages = {name: shared_stages(cell.runs).items() for name, cell in cells.items()}
+    shared = set.intersection(*map(set, stages.values()))
+    remarks, fixed_stages = [f"both rows share one {stage}" for stage, _ in sorted(shared)], {}
+    for name, of_row in stages.items():
+        if own := sorted(stage for stage, key in of_row if (stage, key) not in shared):
             fixed_stages[name] = own
             remarks.append(f"seeds of the last stage only: those of {name} share one {' and one '.join(own)}")
-    if settings := differences(*(point.runs[0] for _, point in points)):
+    if settings := differences(*(cell.runs[0] for cell in cells.values())):
         remarks.append(f"they differ in {', '.join(settings)}")
     return replace(comparison, remarks=(*comparison.remarks, *remarks), fixed_stages=fixed_stages)
 
 
-def has_repeated_seeds(runs: Sequence[Result]) -> bool:
-    """Return whether several runs have one seed of the student: other seeds of earlier stages set them apart."""
-    return len({run["seed"] for run in runs}) < len(runs)
-
-
-def compare_cells(
-    cells: Mapping[str, ResultCell], task: str, margin: float | None = None, looks: int = 1
-) -> Comparison:
+def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = None, looks: int = 1) -> Comparison:
     first, second = cells
     names = (first, second, task)
-    if missing := tuple(f"{name} is {cell.status}" for name, cell in cells.items() if cell.best_point is None):
+    if missing := tuple(f"{name} is {cell.status}" for name, cell in cells.items() if not cell.points):
         return Comparison(*names, missing)
-    one, other = (cell.best_point for cell in cells.values() if cell.best_point)
+    one, other = (cell.points[0] for cell in cells.values())
     metric = one.runs[0]["metric"]
     if metric != other.runs[0]["metric"]:
         return Comparison(*names, ("their metrics differ",))
@@ -205,7 +206,7 @@ def compare_cells(
     left_out = []
     if len(seeds) > 1:
         count = len(one.runs) + len(other.runs)
-        one, other = (SettingScores(tuple(run for run in point.runs if run["seed"] in seeds)) for point in (one, other))
+        one, other = (Point(tuple(run for run in point.runs if run["seed"] in seeds)) for point in (one, other))
         if len(one.runs) + len(other.runs) < count:
             left_out = [f"of the {quantity(len(seeds), 'seed')} that both rows have"]
     scores, problems = _paired_scores(one, other)
@@ -252,7 +253,7 @@ def compare_cells(
     )
 
 
-def _paired_scores(first: SettingScores, second: SettingScores) -> tuple[PairedScores | None, list[str]]:
+def _paired_scores(first: Point, second: Point) -> tuple[PairedScores | None, list[str]]:
     if any(len(scored_on(run)) > 1 for point in (first, second) for run in point.runs):
         return None, ["no test over examples: the score is a mean over several splits"]
     predictions = [[_predictions(run) for run in point.runs] for point in (first, second)]

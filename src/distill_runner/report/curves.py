@@ -4,23 +4,16 @@ The figures are those of the well-read students (Turc et al. 2019, Figures 5 to 
 (Aguilar et al. 2020, Figures 2, 3 and 6 to 9).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Iterable, Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.report.collect import Result, is_scored, label
-from distill_runner.report.figures import COLORS, legend_below, save, style
+from distill_runner.report.figures import COLORS, legend_below, panels, save, style
+from distill_runner.report.frame import Cell, cell_of, distinct, tabulate
 from distill_runner.report.identity import Identity, identity_of
 from distill_runner.report.row_names import row_names
-from distill_runner.report.rows import ResultCell, cell_of, distinct, tabulate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Tick = tuple[float, str]
 """Position of a result on the axis: a number that orders the ticks, and the label of the tick."""
@@ -70,7 +63,7 @@ def _tick(result: Result, axis: str) -> Tick | None:
 
 def curve_cells(
     results: Iterable[Result], axis: str, order: Sequence[str] = ()
-) -> tuple[list[str], dict[str, dict[str, ResultCell]]]:
+) -> tuple[list[str], dict[str, dict[str, Cell]]]:
     """Return the ticks of the axis in order, and the cells of each curve by tick.
 
     A curve is a row of the table on one task.
@@ -101,11 +94,11 @@ def curve_cells(
     return list(dict.fromkeys([*order, *tick_labels])), cells
 
 
-def constant_cells(results: Iterable[Result], axis: str) -> dict[str, ResultCell]:
+def constant_cells(results: Iterable[Result], axis: str) -> dict[str, Cell]:
     """Return the cells of results without a tick on the axis, by row and task. Each is drawn as a constant."""
     table = tabulate(result for result in filter(is_scored, results) if _tick(result, axis) is None)
     several = len(table.tasks) > 1
-    return {f"{name} on {task}" if several else name: cell for name, task, cell in table.cells if cell.best_point}
+    return {f"{name} on {task}" if several else name: cell for name, task, cell in table.cells if cell.points}
 
 
 def draw(results: Sequence[Result], axis: str, file: Path, order: Sequence[str] = ()) -> None:
@@ -117,36 +110,33 @@ def draw(results: Sequence[Result], axis: str, file: Path, order: Sequence[str] 
         UserError: as for ``curve_cells``.
     """
     ticks, curves = curve_cells(results, axis, order)
+    scored = [result for result in results if is_scored(result)]
     with style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(max(6.0, 1.6 + 0.6 * len(ticks)), 4.2), layout="constrained")
-        axes = figure.subplots()
-        colors = cycle(COLORS)
-        for name, cells in curves.items():
-            positions = {ticks.index(tick): cell for tick, cell in cells.items()}
-            _draw_line(axes, name, dict(sorted(positions.items())), color=next(colors), marker="o")
+        figure, (axes,) = panels(1, 1, max(6.0, 1.6 + 0.6 * len(ticks)), 3.5)
         ends = (-0.3, len(ticks) - 0.7)
-        for name, cell in constant_cells(results, axis).items():
-            _draw_line(axes, name, dict.fromkeys(ends, cell), color=next(colors), linestyle="-.")
-        for teacher in tabulate(filter(is_scored, results)).teachers:
-            for task, numbers in teacher.numbers.items():
-                name = f"{teacher.name} on {task}" if len(teacher.numbers) > 1 else teacher.name
-                axes.axhline(numbers["value"], color="gray", linestyle="--", linewidth=1, label=name)
+        lines = [
+            (name, [(ticks.index(tick), cells[tick]) for tick in ticks if tick in cells])
+            for name, cells in curves.items()
+        ]
+        lines += [(name, [(end, cell) for end in ends]) for name, cell in constant_cells(results, axis).items()]
+        for number, (name, cells) in enumerate(lines):
+            places, spreads = [place for place, _ in cells], [cell.points[0].spread for _, cell in cells]
+            low, mean, high = (
+                [spread.mean + sign * (spread.interval or 0.0) for spread in spreads] for sign in (-1, 0, 1)
+            )
+            text = ", ".join([name, *sorted({cell.kind for _, cell in cells} - {""})])
+            look = {"marker": "o"} if number < len(curves) else {"linestyle": "-."}
+            color = COLORS[number % len(COLORS)]
+            axes.plot(places, mean, label=text, color=color, **look)
+            axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)
+        for teacher, by_task in tabulate(scored).teachers.items():
+            for task, numbers in by_task.items():
+                text = f"{teacher} on {task}" if len(by_task) > 1 else teacher
+                axes.axhline(numbers["value"], color="gray", linestyle="--", linewidth=1, label=text)
         axes.set_xticks(range(len(ticks)), ticks)
         if len(ticks) > 8 or max(map(len, ticks)) > 8:
             axes.tick_params("x", rotation=30)
-        axes.set_xlabel(AXES[axis])
-        metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in results if is_scored(result))
-        axes.set_ylabel(", ".join(metrics))
+        metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in scored)
+        axes.set(xlabel=AXES[axis], ylabel=", ".join(metrics))
         legend_below(figure, axes.get_legend_handles_labels()[0])
     save(figure, file)
-
-
-def _draw_line(axes: "Axes", name: str, cells: Mapping[float, ResultCell], **look: Any) -> None:
-    spreads = [cell.best_points[0].spread for cell in cells.values()]
-    selections = sorted({cell.kind for cell in cells.values()} - {""})
-    means = np.array([spread.mean for spread in spreads])
-    halves = np.array([spread.interval or 0.0 for spread in spreads])
-    axes.plot(list(cells), means, label=", ".join([name, *selections]), **look)
-    axes.fill_between(list(cells), means - halves, means + halves, color=look["color"], alpha=0.15, linewidth=0)

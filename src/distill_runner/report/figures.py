@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, is_scored, label, scored_on, settings, tested_on
-from distill_runner.report.rows import column_of, tabulate, varied
+from distill_runner.report.frame import column_of, tabulate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +80,7 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
     if curves := epoch_figure(done):
         figures["curves"] = curves
     for task in dict.fromkeys(result["task"] for result in done):
-        runs = [result for result in done if result["task"] == task]
+        runs = searches([result for result in done if result["task"] == task])
         if names := varying(runs):
             figures[f"hyper-parameters-{task}"] = hyper_parameter_figure(runs)
         temperature = next((name for name in names if name.endswith(".temperature")), None)
@@ -107,38 +107,38 @@ def score_figure(results: Sequence[Result]) -> "Figure":
     Runs that were selected on held-out examples have a separate panel. Rows and cells are the same as in the tables. If
     a cell has several settings, the best one is shown.
     """
+    table, tasks = tabulate(results), {column_of(result): result["metric"] for result in results}
     with style():
-        tasks = {column_of(result): result["metric"] for result in results}
-        rows = tabulate(results).rows
-        figure, axes = panels(len(tasks), 4, width=2.9, height=1.0 + 0.3 * len(rows))
+        figure, axes = panels(len(tasks), 4, width=2.9, height=1.0 + 0.3 * len(table.rows))
         for panel, (task, metric) in zip(axes, tasks.items(), strict=True):
-            runs = [result for result in results if column_of(result) == task]
-            for score in {run.get("teacher_score"): None for run in runs}:
-                if score is not None:
-                    panel.axvline(100 * score, label=TEACHER, **MARKS[TEACHER])
-            for place, cell in enumerate(row.cells[task] for row in rows):
-                if cell.best_point is None:
+            for by_task in table.teachers.values():
+                if task in by_task:
+                    panel.axvline(by_task[task]["value"], label=TEACHER, **MARKS[TEACHER])
+            for place, cell in enumerate(cells[task] for cells in table.rows.values()):
+                if not (numbers := cell.numbers):
                     continue
-                if "published" in cell.numbers:
-                    kind = PUBLISHED if cell.numbers["comparable"] else REFERENCE
-                    panel.plot(cell.numbers["published"], place, label=kind, **MARKS[kind])
-                spread = cell.best_point.spread
-                kind = BEST if cell.kind else MEAN if spread.count > 1 else ONE
-                panel.plot(spread.mean, place, label=kind, **MARKS[kind])
+                if "published" in numbers:
+                    kind = PUBLISHED if numbers["comparable"] else REFERENCE
+                    panel.plot(numbers["published"], place, label=kind, **MARKS[kind])
+                score, kind = numbers["value"], BEST if cell.kind else MEAN if numbers["seeds"] > 1 else ONE
+                panel.plot(score, place, label=kind, **MARKS[kind])
                 if cell.kind:
-                    text, place_of_text = f"of {len(cell.points)}", (0, 5)
-                    panel.annotate(text, (spread.mean, place), place_of_text, textcoords="offset points", **SMALL)
-                if spread.count > 1:
-                    panel.errorbar(spread.mean, place, xerr=spread.interval, color=MEASURED, elinewidth=1, capsize=3)
-            panel.set_title(task)
-            panel.set_xlabel(f"{metric} × 100")
-            panel.set_yticks(range(len(rows)), [row.name for row in rows])
-            panel.set_ylim(len(rows) - 0.5, -0.6)
+                    panel.annotate(
+                        f"of {len(cell.points)}", (score, place), (0, 5), textcoords="offset points", **SMALL
+                    )
+                if numbers["seeds"] > 1:
+                    panel.errorbar(score, place, xerr=numbers["interval"], color=MEASURED, elinewidth=1, capsize=3)
+            _list_rows(panel, task, f"{metric} × 100", [*table.rows])
             panel.margins(x=0.12)
         figure.suptitle("Scores")
         names = {line.get_label() for panel in axes for line in panel.lines}
         legend(figure, {name: mark for name, mark in MARKS.items() if name in names})
     return figure
+
+
+def _list_rows(panel: "Axes", title: str, label: str, names: Sequence[str]) -> None:
+    """Label a panel whose rows, from top to bottom, have these names."""
+    panel.set(title=title, xlabel=label, yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.6))
 
 
 # --- Scores by epoch
@@ -154,8 +154,7 @@ def epoch_figure(results: Sequence[Result]) -> "Figure | None":
     """
     curves: dict[str, dict[str, list[float]]] = {}
     for name, task, cell in tabulate(results).cells:
-        runs = cell.best_point.runs if cell.best_point else ()
-        scores = [_epoch_scores(run) for run in runs if not tested_on(run)]
+        scores = [_epoch_scores(run) for run in cell.runs if not tested_on(run)]
         means = [100 * fmean(of_epoch) for of_epoch in zip(*scores, strict=False)]
         if len(means) > 1:
             curves.setdefault(task, {})[name] = means
@@ -167,8 +166,7 @@ def epoch_figure(results: Sequence[Result]) -> "Figure | None":
         for panel, (task, of_task) in zip(axes, curves.items(), strict=True):
             for name, means in of_task.items():
                 panel.plot(range(1, len(means) + 1), means, **_look(names.index(name)))
-            panel.set_title(task)
-            panel.set_xlabel("epoch")
+            panel.set(title=task, xlabel="epoch")
             panel.locator_params(axis="x", integer=True)
         figure.supylabel("score × 100")
         figure.suptitle("Score after each epoch, mean over seeds")
@@ -215,10 +213,7 @@ def comparison_figure(comparisons: Sequence["Comparison"]) -> "Figure":
                     panel.plot([low, high], [place, place], color=look["color"], linewidth=1.5)
                 panel.plot(one.difference or 0.0, place, **look)
                 looks[one.conclusion] = look
-            panel.set_title(task)
-            panel.set_xlabel("difference in points")
-            panel.set_yticks(range(len(names)), [f"{first} − {second}" for first, second in names])
-            panel.set_ylim(len(names) - 0.5, -0.6)
+            _list_rows(panel, task, "difference in points", [f"{first} − {second}" for first, second in names])
         legend(figure, looks)
     return figure
 
@@ -238,87 +233,81 @@ def hyper_parameters(result: Result) -> dict[str, float]:
     return numbers
 
 
-def varying(results: Sequence[Result]) -> list[str]:
-    """Return the hyper-parameters that take several values among the runs of at least one method."""
-    names = list[str]()
-    for method in dict.fromkeys(map(label, results)):
-        runs = [hyper_parameters(result) for result in results if label(result) == method]
-        names += [name for name in varied(runs) if len({run[name] for run in runs if name in run}) > 1]
-    return list(dict.fromkeys(names))
-
-
-def _searches(results: Sequence[Result]) -> "pd.DataFrame":
-    """Return the score and the hyper-parameters of each run, with its method as ``label``."""
+def searches(results: Sequence[Result]) -> "pd.DataFrame":
+    """Return a row for each run: its method as ``label``, task, metric, score, and its hyper-parameters."""
     import pandas as pd
 
-    return pd.DataFrame(
-        [{"label": label(result), "score": 100 * result["score"], **hyper_parameters(result)} for result in results]
-    )
+    names = [{"label": label(run), "task": run["task"], "metric": run["metric"]} for run in results]
+    scores = [{"score": 100 * run["score"], **hyper_parameters(run)} for run in results]
+    return pd.DataFrame([name | score for name, score in zip(names, scores, strict=True)])
 
 
-def hyper_parameter_figure(results: Sequence[Result]) -> "Figure":
-    """Draw every finished run of one task against each hyper-parameter that varies, one panel each.
+def varying(runs: "pd.DataFrame") -> list[str]:
+    """Return the hyper-parameters of ``searches`` that take several values among the runs of at least one method.
+
+    Those of a stage that equal the student's in every run are left out.
+    """
+    names = [name for name in runs.columns[4:] if not runs[name].equals(runs.get(name.partition(".")[2]))]
+    counts = runs.groupby("label")[names].nunique().max()
+    return [name for name in names if counts[name] > 1]
+
+
+def hyper_parameter_figure(runs: "pd.DataFrame") -> "Figure":
+    """Draw every finished run of one task, from ``searches``, against each hyper-parameter that varies.
 
     For each method a solid line joins the best runs at each value, and a dashed line joins the medians. Both are taken
     over the other hyper-parameters and the seeds, so neither line is a mean over seeds.
     """
-    runs, names = _searches(results), varying(results)
-    methods = {method: _look(number) for number, method in enumerate(runs["label"].unique())}
+    names, methods = varying(runs), {method: _look(number) for number, method in enumerate(runs["label"].unique())}
     with style():
         figure, axes = panels(len(names), 3, width=3.6, height=3.0)
         for panel, name in zip(axes, names, strict=True):
-            with_value = runs.dropna(subset=[name])
-            ticks = sorted(with_value[name].unique())
             panel.set_xscale("log" if name == RATE else "linear")
-            for number, (method, look) in enumerate(methods.items()):
-                scores = with_value[with_value["label"] == method].groupby(name)["score"]
-                # A few hundredths of the axis lie between points of different methods, so that none hides another.
-                share, (first, last) = 0.02 * (number - (len(methods) - 1) / 2), (ticks[0], ticks[-1])
-                places = [
-                    float(value * (last / first) ** share if name == RATE else value + (last - first) * share)
-                    for value in scores.groups
-                ]
-                for place, (_, of_value) in zip(places, scores, strict=True):
-                    panel.plot([place] * len(of_value), of_value, **look, linestyle="", alpha=0.45)
-                if places:
-                    panel.plot(places, scores.max(), color=look["color"])
-                    panel.plot(places, scores.median(), color=look["color"], linestyle="--", linewidth=1)
+            for method, of_method in runs.dropna(subset=[name]).groupby("label", sort=False):
+                look, scores = methods[method], of_method.groupby(name)["score"]
+                panel.plot(of_method[name], of_method["score"], **look, linestyle="", alpha=0.45)
+                panel.plot(scores.max(), color=look["color"])
+                panel.plot(scores.median(), color=look["color"], linestyle="--", linewidth=1)
+            ticks = sorted(runs[name].dropna().unique())
             panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             panel.minorticks_off()
             panel.margins(x=0.1)
             panel.set_xlabel(name)
-        figure.supylabel(f"{results[0]['metric']} × 100")
-        figure.suptitle(f"{results[0]['task']}: every run; at each value the best (line) and the median (dashed)")
+        figure.supylabel(f"{runs['metric'][0]} × 100")
+        figure.suptitle(f"{runs['task'][0]}: every run; at each value the best (line) and the median (dashed)")
         legend(figure, {method: {**look, "linestyle": "-"} for method, look in methods.items()})
     return figure
 
 
-def heat_map(results: Sequence[Result], across: str) -> "Figure":
+def heat_map(runs: "pd.DataFrame", across: str) -> "Figure":
     """Draw the best score over the learning rate and the hyper-parameter ``across``, one panel per method with both.
 
-    All results must be of one task. Each cell shows the number of runs from which its best score is taken.
+    Args:
+        runs: of one task, from ``searches``. Each cell shows the number of runs from which its best score is taken.
     """
-    runs = _searches(results).dropna(subset=[across, RATE])
-    scores = runs.groupby(["label", RATE, across], sort=False)["score"]
-    best, counts = scores.max(), scores.count()
-    rows, columns, methods = sorted(runs[RATE].unique()), sorted(runs[across].unique()), runs["label"].unique()
+    runs = runs.dropna(subset=[across, RATE])
+    rows, columns = sorted(runs[RATE].unique()), sorted(runs[across].unique())
+    by_method = [*runs.groupby("label", sort=False)]
+    lowest, highest = (getattr(runs.groupby(["label", RATE, across])["score"].max(), end)() for end in ("min", "max"))
     with style():
-        figure, axes = panels(len(methods), 3, width=1.2 + 0.7 * len(columns), height=1.0 + 0.5 * len(rows))
-        for panel, method in zip(axes, methods, strict=True):
-            grid = best[method].unstack().reindex(index=rows, columns=columns)
-            panel.imshow(grid, cmap="cividis", vmin=best.min(), vmax=best.max(), aspect="auto", origin="lower")
+        figure, axes = panels(len(by_method), 3, width=1.2 + 0.7 * len(columns), height=1.0 + 0.5 * len(rows))
+        for panel, (method, of_method) in zip(axes, by_method, strict=True):
+            best, counts = (
+                of_method.pivot_table("score", RATE, across, function).reindex(index=rows, columns=columns)
+                for function in ("max", "count")
+            )
+            panel.imshow(best, cmap="cividis", vmin=lowest, vmax=highest, aspect="auto", origin="lower")
             for (y, row), (x, column) in product(enumerate(rows), enumerate(columns)):
-                score = grid.loc[row, column]
-                color = "white" if score <= (best.min() + best.max()) / 2 else "black"
-                text = f"{score:.2f}\nof {counts[method, row, column]}" if score == score else "–"
+                score, count = best.loc[row, column], counts.loc[row, column]
+                text = f"{score:.2f}\nof {count:.0f}" if isfinite(score) else "–"
+                color = "white" if score <= (lowest + highest) / 2 else "black"
                 panel.text(x, y, text, ha="center", va="center", color=color, fontsize=8)
             panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
             panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
             panel.grid(visible=False)
-            panel.set_title(method)
-            panel.set_xlabel(across)
+            panel.set(title=method, xlabel=across)
         figure.supylabel(RATE)
-        figure.suptitle(f"{results[0]['task']}: best {results[0]['metric']} × 100 of the runs in each cell")
+        figure.suptitle(f"{runs['task'].iloc[0]}: best {runs['metric'].iloc[0]} × 100 of the runs in each cell")
     return figure
 
 

@@ -17,21 +17,20 @@ from distill_runner.common.errors import format_value, quantity
 from distill_runner.common.files import atomic_replacement, without_paths
 from distill_runner.common.terminal import duration, markdown_table
 from distill_runner.report.collect import Result, constant_prediction, label, pictures_of, settings, undefined_reason
-from distill_runner.report.compare import Comparison, compare, has_repeated_seeds, optimism
-from distill_runner.report.identity import identity_of
+from distill_runner.report.compare import Comparison, compare, optimism
+from distill_runner.report.frame import COLUMNS, ResultTable, tabulate
 from distill_runner.report.lines import (
     Line,
-    best_points,
     best_settings_text,
     escaped,
     notes,
     reasons,
+    sections,
     sentence,
     table_cells,
     table_lines,
 )
 from distill_runner.report.published import NOT_COMPARABLE
-from distill_runner.report.rows import ResultTable, tabulate
 
 WIDTH = 80
 MAX_REASONS = 20
@@ -77,20 +76,12 @@ def result_row(result: Result) -> str:
     """Summarize one run in a few lines: scores, teacher, published numbers, student, training cost and folder."""
     if result["status"] != "done":
         return f"{reasons(tabulate([result]))[0]}\n  folder     {result['folder']}"
-    score, student = 100 * result["score"], result["student"]
-    score_text = "undefined" if undefined_reason(result) else f"{score:.2f}"
-    lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {score_text} {result['metric']}"]
-    lines += _splits_lines(result)
-    if warning := constant_prediction(result):
-        lines += [f"  warning    {warning}"]
-    if result.get("teacher_score") is not None:
-        lines.append(f"  teacher    {_with_difference(result['teacher_score'], score)}, {result['teacher']}")
-    lines += _published_lines(result)
+    student = result["student"]
+    score = "undefined" if undefined_reason(result) else f"{100 * result['score']:.2f}"
+    lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {score} {result['metric']}"]
+    lines += _score_lines(result, result["teacher"], constant_prediction(result))
     if test := result.get("test"):
-        teacher = test["teacher_score"]
-        of_teacher = "" if teacher is None else f"; teacher {_with_difference(teacher, 100 * test['score'])}"
-        lines += [f"  test       {100 * test['score']:.2f} {test['metric']}{of_teacher}"]
-        lines += [*_splits_lines(test), *_published_lines(test)]
+        lines += [f"  test       {100 * test['score']:.2f} {test['metric']}", *_score_lines(test, result["teacher"])]
     return "\n".join(
         [
             *lines,
@@ -103,45 +94,39 @@ def result_row(result: Result) -> str:
     )
 
 
-def _with_difference(other: float, score: float) -> str:
-    """Return another score, given as a fraction, and the difference of ``score`` from it, in percent."""
-    return f"{100 * other:.2f} ({score - 100 * other:+.2f})"
-
-
-def _splits_lines(numbers: Mapping[str, Any]) -> list[str]:
-    """Return the scores on the splits whose mean is the score, if there are several."""
+def _score_lines(numbers: Mapping[str, Any], teacher: str | None, warning: str | None = None) -> list[str]:
+    """Return lines with the scores on the splits whose mean is the score, of the teacher, and of a paper."""
     splits = [f"{name} {100 * part['score']:.2f}" for name, part in (numbers.get("splits") or {}).items()]
-    text = f"mean of {', '.join(splits)}"
-    return textwrap.wrap(text, WIDTH, initial_indent=13 * " ", subsequent_indent=13 * " ") if len(splits) > 1 else []
-
-
-def _published_lines(numbers: Mapping[str, Any]) -> list[str]:
-    if not (number := numbers.get("published")):
-        return []
-    remark = "" if number["comparable"] else f"; {NOT_COMPARABLE}"
-    value = _with_difference(number["value"] / 100, 100 * numbers["score"])
-    return [f"  published  {value}, {number['source']}{remark}"]
+    mean, indent, lines = f"mean of {', '.join(splits)}", 13 * " ", list[str]()
+    if len(splits) > 1:
+        lines += textwrap.wrap(mean, WIDTH, initial_indent=indent, subsequent_indent=indent)
+    lines += [f"  warning    {warning}"] if warning else []
+    others = {} if numbers.get("teacher_score") is None else {"teacher": (100 * numbers["teacher_score"], teacher)}
+    if number := numbers.get("published"):
+        remark = "" if number["comparable"] else f"; {NOT_COMPARABLE}"
+        others["published"] = (number["value"], f"{number['source']}{remark}")
+    for name, (value, source) in others.items():
+        lines.append(f"  {name:10} {value:.2f} ({100 * numbers['score'] - value:+.2f}), {source}")
+    return lines
 
 
 def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     """Return the table in 80 columns, with the best point of each grid, comparisons, and why runs have not finished."""
     if not table.rows:
         return "no results of students"
-
-    def filled(sentences: Sequence[str], indent: str = "") -> str:
-        further = f"{indent}  "
-        lines = (textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=further) for text in sentences)
-        return "\n".join(lines)
-
     parts = [*_blocks(*table_lines(table)), *(textwrap.fill(note, WIDTH) for note in notes(table))]
-    if best := best_points(table):
-        parts.append("Best points of the grids:\n" + filled(best, "  "))
-    parts.append(filled([sentence(comparison) for comparison in comparisons]))
-    if causes := reasons(table):
-        rest = len(causes) - MAX_REASONS
-        sentences = [*causes[:MAX_REASONS], *([f"and {rest} more"] if rest > 0 else [])]
-        parts.append("\n".join(cause if len(cause) <= WIDTH else f"{cause[: WIDTH - 1]}…" for cause in sentences))
-    return "\n\n".join(part for part in parts if part)
+    for title, sentences in sections(table, comparisons).items():
+        if title == "Not finished":
+            rest = [f"and {len(sentences) - MAX_REASONS} more"] if len(sentences) > MAX_REASONS else []
+            lines = [one if len(one) <= WIDTH else f"{one[: WIDTH - 1]}…" for one in [*sentences[:MAX_REASONS], *rest]]
+        else:
+            indent = "" if title == "Comparisons" else "  "
+            lines = [
+                textwrap.fill(one, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ") for one in sentences
+            ]
+            lines[:0] = [f"{title}:"] if indent else []
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def _blocks(columns: Sequence[str], lines: Sequence[Line]) -> list[str]:
@@ -176,13 +161,8 @@ def markdown(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     names = [f"&nbsp;&nbsp;{escaped(one.name)}" if one.is_detail else f"**{escaped(one.name)}**" for one in lines]
     rows = [[name, *(escaped(one.text(column)) for column in columns)] for name, one in zip(names, lines, strict=True)]
     parts = [markdown_table(["", *columns], rows), *map(escaped, notes(table))]
-    for title, items in (
-        ("Best points of the grids", best_points(table)),
-        ("Comparisons", [sentence(comparison) for comparison in comparisons]),
-        ("Not finished", reasons(table)),
-    ):
-        if items:
-            parts.append(f"{title}:\n\n" + "\n".join(f"- {escaped(item)}" for item in items))
+    for title, items in sections(table, comparisons).items():
+        parts.append(f"{title}:\n\n" + "\n".join(f"- {escaped(item)}" for item in items))
     return "\n\n".join(parts) + "\n"
 
 
@@ -211,48 +191,10 @@ def _escaped(text: str) -> str:
     return re.sub(r"^-(?=\d)", "$-$", re.sub(r"\(-(?=\d)", "($-$", text))
 
 
-# --- CSV
-
-COLUMNS = (
-    "row method task status metric kind value seeds sd interval best_run points grid_mean published source comparable "
-    "difference teacher teacher_score num_layers settings scores"
-)
-"""One line per cell. ``scores`` (by seed) and ``settings`` (hyper-parameters) of the chosen point are JSON."""
-
-
 def as_csv(table: ResultTable) -> str:
     """Return all numbers of the table in long form: one line per cell, in full precision, teachers first."""
-    import pandas as pd
-
-    lines = [
-        {"row": teacher.name, "task": task, "status": "done", **numbers}
-        for teacher in table.teachers
-        for task, numbers in teacher.numbers.items()
-    ]
-    for row in table.rows:
-        for task, cell in row.cells.items():
-            lines.append({"row": row.name, "method": label(row.result), "task": task, "status": cell.status})
-            if cell.best_point:
-                run = cell.best_point.runs[0]
-                lines[-1] |= cell.numbers | {
-                    "teacher": run.get("teacher"),
-                    "teacher_score": 100 * run["teacher_score"] if run.get("teacher_score") is not None else None,
-                    "num_layers": run["student"].get("num_layers"),
-                    "settings": json.dumps(cell.best_settings),
-                    "scores": json.dumps(_scores_by_seed(cell.best_point.runs)),
-                }
-    text: str = pd.DataFrame(lines, columns=COLUMNS.split(), dtype=object).to_csv(index=False, lineterminator="\n")
+    text: str = table.frame.to_csv(columns=COLUMNS.split(), index=False, lineterminator="\n")
     return text
-
-
-def _scores_by_seed(runs: Sequence[Result]) -> dict[str, float]:
-    """Return the score of each run by its seed; by the seeds of all stages, if several runs have one seed."""
-    scores = {}
-    for run in runs:
-        identity = identity_of(run) if has_repeated_seeds(runs) else None
-        seeds = sorted(identity.seeds.items()) if identity else ()
-        scores[", ".join(f"{name}={seed}" for name, seed in seeds) or str(run["seed"])] = 100 * run["score"]
-    return scores
 
 
 # --- HTML
@@ -280,66 +222,57 @@ def html(table: ResultTable, title: str, comparisons: Sequence[Comparison] = (),
         pictures: PNG, JPEG or SVG files to embed; files that do not exist are left out.
     """
     columns, lines = table_lines(table)
-    runs = [run for _, _, cell in table.cells for point in cell.points for run in point.runs]
     header, *tests = table_cells(comparisons)
     return template("page.html").render(
         title=title,
         columns=columns,
         lines=lines,
-        rows=table.rows,
+        table=table,
+        runs=[run for _, _, cell in table.cells for point in cell.points for run in point.runs],
         notes=notes(table),
-        finished=len(runs),
-        unfinished=table.unfinished,
         test_header=header,
         tests=tests,
-        sentences=[sentence(comparison) for comparison in comparisons],
+        sentences=map(sentence, comparisons),
         pictures=_embedded(pictures),
         pictures_of=lambda run: _embedded(pictures_of(Path(run["folder"]))),
-        environment=_environment(runs),
+        environment=_environment(table),
         account=_account(table),
         typed=format_value,
         settings=settings,
         best_settings=best_settings_text,
-        folder_name=lambda run: Path(run["folder"]).name,
     )
 
 
 def default_comparisons(table: ResultTable) -> list[Comparison]:
     """Compare the first row that has scores with each of the others; nothing where that would be over ``MAX_TESTS``."""
-    names = [row.name for row in table.rows if any(cell.best_point for cell in row.cells.values())]
+    names = [name for name, cells in table.rows.items() if any(cell.points for cell in cells.values())]
     if len(names) < 2 or len({*names}) < len(names) or (len(names) - 1) * len(table.tasks) > MAX_TESTS:
         return []
     return [comparison for comparison in compare(table, names) if comparison.difference is not None]
 
 
-def _environment(runs: Sequence[Result]) -> dict[str, str]:
+def _environment(table: ResultTable) -> dict[str, str]:
     """Return when the runs started, and the commits, packages and platforms that they recorded, by name."""
-    values: dict[str, dict[str, None]] = {"date": {}, "commit": {}}
-    for run in runs:
-        record: Any = {}
-        with suppress(OSError, ValueError):  # it is gone or damaged
+    values: dict[str, dict[str, None]] = {"date": {}, "commit": {}, "python": {}, "platform": {}}
+    for run in (run for _, _, cell in table.cells for point in cell.points for run in point.runs):
+        with suppress(OSError, ValueError, KeyError):  # it is gone or damaged
             record = json.loads((Path(run["folder"]) / "environment.json").read_text(encoding="utf-8"))
-        record = record if isinstance(record, dict) else {}
-        packages = record.get("packages") if isinstance(record.get("packages"), dict) else {}
-        facts = {"date": str(record.get("started") or "")[:10], "commit": record.get("commit")}
-        facts |= {"python": record.get("python"), **packages, "platform": record.get("platform")}
-        for name, value in facts.items():
-            values.setdefault(name, {}).update({str(value): None} if value else {})
-    dates = sorted(values["date"])
-    texts = {name: ", ".join(of_name) for name, of_name in values.items()}
-    texts["date"] = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
-    return {name: text or "not recorded" for name, text in texts.items()}
+            facts = {"date": record["started"][:10], "commit": record["commit"], "python": record["python"]}
+            for name, value in {**facts, **record["packages"], "platform": record["platform"]}.items():
+                values.setdefault(name, {})[str(value)] = None
+    if dates := sorted(values["date"]):
+        values["date"] = dict.fromkeys([" to ".join(dict.fromkeys([dates[0], dates[-1]]))])
+    return {name: ", ".join(of_name) or "not recorded" for name, of_name in values.items()}
 
 
-def _account(table: ResultTable) -> dict[str, list[tuple[str, str, list[str]]]]:
-    """Return, by task, what the runs read: topic, text and warnings, each combination once."""
+def _account(table: ResultTable) -> dict[str, dict[tuple[str, str], list[str]]]:
+    """Return, by task, what the runs read: warnings by topic and text, each combination once."""
     accounts: dict[str, dict[tuple[str, str], list[str]]] = {}
     for task, run in ((task, run) for _, task, cell in table.cells for point in cell.points for run in point.runs):
         for entry in run.get("account") or ():
-            if entry.get("topic") != "scores":  # the notes have these
-                warnings = [str(warning) for warning in entry.get("warnings") or ()]
-                accounts.setdefault(task, {}).setdefault((str(entry.get("topic")), str(entry.get("text"))), warnings)
-    return {task: [(*name, warnings) for name, warnings in of_task.items()] for task, of_task in accounts.items()}
+            if entry["topic"] != "scores":  # the notes have these
+                accounts.setdefault(task, {}).setdefault((entry["topic"], entry["text"]), entry.get("warnings") or [])
+    return accounts
 
 
 def _embedded(files: Sequence[Path]) -> list[tuple[str, str]]:

@@ -4,17 +4,11 @@ The identity of a run is the specification of its stages, as the store keeps the
 Runs of equal identity are seeds of one row, and runs of different identity never are.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distill_runner.report.collect import (
-    Result,
-    data_of,
-    scored_on,
-    tested_on,
-    upstream_keys,
-)
+from distill_runner.report.collect import Result, data_of, scored_on, tested_on, upstream_keys
 
 if TYPE_CHECKING:
     from distill_runner.pipeline.stages import Stage
@@ -27,7 +21,9 @@ Settings = dict[str, Any]
 
 TEACHER = "teacher"
 BUDGET = ("optim.epochs", "optim.max_steps")
-"""Options of the optimizer that end training. Runs of different budgets are never points of one grid."""
+"""Options of the optimizer that end training."""
+NOT_SEARCHED = frozenset({*BUDGET, "optim.patience", "optim.accumulation", "optim.bucketing"})
+"""Options of the optimizer that are no hyper-parameters: runs that differ in them are never points of one grid."""
 PARTS = ("model", "data", "share", "teacher", "teacher_outputs", "route", "views", "precision", "method", "select")
 """Parts of a stage's spec in the order in which a reader wants to know them; all others follow."""
 UNREAD = frozenset({"test", "by_split", "split_off"})
@@ -88,9 +84,10 @@ def identity_of(result: Result) -> Identity | None:
         prefix = "" if key == student else f"{stage}."
         for part, name, value in _stage_settings(specs[key], names, result if key == student else {}):
             settings = identity.row
-            if key in own:
-                settings = identity.seeds if _is_seed(part, name) else settings
-                settings = identity.grid if _is_searched(part, name, value) else settings
+            if key in own and (part == "seed" or (part == "method" and name.endswith(".mapping.seed"))):
+                settings = identity.seeds
+            elif key in own and _is_searched(part, name, value):
+                settings = identity.grid
             settings[f"{prefix}{name}"] = _hashable(value)
     identity.row.update(result.get("conditions") or {})
     return identity
@@ -147,59 +144,62 @@ def _origins(names: Mapping[str, str], own: Sequence[str], specs: Specs) -> Sett
 
 def _stage_settings(spec: Spec, names: Mapping[str, str], result: Result) -> Iterator[tuple[str, str, Any]]:
     """Yield part, name and value of the settings of a stage that have an effect, those of ``PARTS`` first."""
-    model = spec.get("model", {})
-    unread = {"stage"}
+    model, unread = spec.get("model", {}), {"stage"}
     if (spec.get("optim") or {}).get("epochs") == 0 or spec.get("method") == {}:  # the model is not trained
         unread |= {"optim", "select", "share"} | ({"seed"} if model.get("head") == "keep" else set())
-    for part in [*(part for part in PARTS if part in spec), *(part for part in spec if part not in PARTS)]:
-        value = spec[part]
+    for part in dict.fromkeys((*PARTS, *spec)):
+        value = spec.get(part)
         if part in unread or value in (None, []):
             continue
-        settings: Iterable[tuple[str, Any]] = flat({part: value})
-        if part == "teacher":
-            settings = [("teacher_stage", names[value])]
-        elif part == "members":
-            settings = [(part, [names[key] for key in value])]
-        elif part == "data":
-            settings = _data_settings(spec, result)
-        elif part == "model":
-            of_source = {"source": names[model["upstream"]]} if "upstream" in model else {}
-            new_weights = not model.keys() & {"upstream", "content"}  # which are copied from no layers
-            skipped = {"upstream", "layers"} if new_weights else {"upstream"}
-            settings = flat(of_source | {key: model[key] for key in model if key not in skipped}, "model.")
-        elif part == "method":
-            settings = ((name.removeprefix("method."), leaf) for name, leaf in flat(value))
-        yield from ((part, *setting) for setting in settings)
+        match part:
+            case "teacher":
+                settings = {"teacher_stage": names[value]}
+            case "members":
+                settings = {part: [names[key] for key in value]}
+            case "data":
+                settings = _data_settings(spec, result)
+            case "model":
+                copies = model.keys() & {"upstream", "content"}  # new weights are copied from no layers
+                own = {key: value for key, value in model.items() if key != "upstream" and (copies or key != "layers")}
+                source = {"source": names[model["upstream"]]} if "upstream" in model else {}
+                settings = dict(flat(source | own, "model."))
+            case "method":
+                settings = dict(flat(value))
+            case _:
+                settings = dict(flat({part: value}))
+        for name, leaf in settings.items():
+            yield part, name, leaf
 
 
-def _data_settings(spec: Spec, result: Result) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of the examples that a stage learns from and is scored on.
+def _data_settings(spec: Spec, result: Result) -> Settings:
+    """Return the settings of the examples that a stage learns from and is scored on.
 
     Args:
         result: of the student. It names the splits of its score, where a spec of an older version does not.
     """
     data = dict(spec["data"])
     if "metrics" not in data:
-        yield from flat(data, "corpus.")
-        return
+        return dict(flat(data, "corpus."))
     transfer, splits, select_on = data.pop("transfer", {}), data.pop("validation"), data.pop("select_on", None)
     selecting = [select_on] if select_on in splits else [*splits] if select_on == "mean" else [next(iter(splits))]
     recorded = data.pop("scored_on", None) or data_of(result).get("scored_on", ())
     selecting = [name for name in recorded if name in splits] or selecting
     scored, tested = [name for name in scored_on(result) if name in splits] or selecting, tested_on(result)
+    settings = {"task.scored_on": _splits(scored, splits)}
     if tested:
         scored, splits_of_score = [], {name: part["split"] for name, part in tested.items()}
-        yield "task.scored_on", _splits([*tested], splits_of_score)
-        yield "task.test.content", [part["content"] for part in tested.values()]
-    else:
-        yield "task.scored_on", _splits(scored, splits)
+        settings = {"task.scored_on": _splits([*tested], splits_of_score)}
+        settings["task.test.content"] = [part["content"] for part in tested.values()]
     if select_on == "held_out":
-        yield "task.select_on", select_on
+        settings["task.select_on"] = select_on
     elif scored != selecting:
-        yield "task.select_on", _splits(selecting, splits)
-    yield "task.metric", data.pop("metrics")[0]
-    yield from flat({name: value for name, value in data.items() if name not in UNREAD}, "task.")
-    yield from flat(transfer, "transfer.")
+        settings["task.select_on"] = _splits(selecting, splits)
+    settings["task.metric"] = data.pop("metrics")[0]
+    weights = data.get("class_weights")
+    if isinstance(weights, Sequence) and {*weights} == {1}:  # as without weights
+        del data["class_weights"]
+    task = {name: value for name, value in data.items() if name not in UNREAD}
+    return settings | dict(flat(task, "task.")) | dict(flat(transfer, "transfer."))
 
 
 def _splits(names: Sequence[str], splits: Mapping[str, str]) -> list[str]:
@@ -217,19 +217,16 @@ def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _is_seed(part: str, name: str) -> bool:
-    """Whether a setting is a seed: of a stage, or of a mapping that it draws at random."""
-    return part == "seed" or (part == "method" and name.endswith(".mapping.seed"))
-
-
 def _is_searched(part: str, name: str, value: Any) -> bool:
     """Whether a setting of the student belongs to a hyper-parameter search.
 
-    These are options of the optimizer that do not end training, selection, and the real numbers of loss terms, which
-    are weights and temperatures.
+    These are options of the optimizer that do not end or divide training, selection, and the real numbers of loss
+    terms, which are weights and temperatures.
     """
-    of_loss = part == "method" and isinstance(value, float) and name.count(".") == 1
-    return of_loss or part == "select" or (part == "optim" and name not in BUDGET)
+    of_loss = (
+        part == "method" and isinstance(value, float) and name.count(".") == 1 and not name.startswith("schedule.")
+    )
+    return of_loss or part == "select" or (part == "optim" and name not in NOT_SEARCHED)
 
 
 def _hashable(value: Any) -> Any:

@@ -2,19 +2,23 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import format_value, quantity
 from distill_runner.common.terminal import markdown_table
 from distill_runner.report.collect import constant_prediction, undefined_reason
 from distill_runner.report.compare import SAME, UNDECIDED, Comparison
-from distill_runner.report.rows import ResultCell, ResultTable, Row, held_out_column
+from distill_runner.report.frame import Cell, ResultTable
 from distill_runner.report.statistics import MAX_SEEDS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PHASES, BEST_RUN = "steps, phases included", "best single run"
 BRACKETS = "In parentheses: the paper's teacher differs from the run's, or it does not name metric or split."
+SIGNED = "{:+.2f}"
 
 
 @dataclass(frozen=True)
@@ -23,33 +27,24 @@ class Line:
 
     Attributes:
         is_detail: whether the line gives details of the last line above it that is none itself.
-        values: numbers by task, formatted by ``form``.
+        values: numbers by task, formatted by ``form``; the means over tasks are added here if ``averaged``.
         words: text by task, shown where there is no number.
         bracketed: tasks whose number is shown in brackets, because the published number is not comparable.
-        averaged: whether a mean over the tasks is meaningful.
     """
 
     name: str
-    values: Mapping[str, float]
+    values: dict[str, float]
     is_detail: bool = True
     form: str = "{:.2f}"
-    words: Mapping[str, str] = field(default_factory=dict)
-    bracketed: frozenset[str] = frozenset()
     averaged: bool = True
+    words: Mapping[str, str] = field(default_factory=dict)
+    bracketed: set[str] = field(default_factory=set)
 
     def text(self, task: str) -> str:
         if task not in self.values:
             return self.words.get(task, "-")
         text = self.form.format(self.values[task])
         return f"({text})" if task in self.bracketed else text
-
-    def with_average(self, name: str, columns: Sequence[str]) -> "Line":
-        """Add the column ``name`` with the mean over ``columns``, if the line has a number for each of them."""
-        if not self.averaged or any(column not in self.values for column in columns):
-            return self
-        values = {**self.values, name: fmean(self.values[column] for column in columns)}
-        bracketed = {name} if self.bracketed & {*columns} else set()
-        return replace(self, values=values, bracketed=self.bracketed | bracketed)
 
 
 DETAILS: tuple[tuple[str, str, str, bool], ...] = (
@@ -60,35 +55,68 @@ DETAILS: tuple[tuple[str, str, str, bool], ...] = (
     (BEST_RUN, "best_run", "{:.2f}", True),
     ("mean of grid", "grid_mean", "{:.2f}", True),
     ("points of grid", "points", "{:.0f}", False),
+    ("optimism", "optimism", SIGNED, False),
 )
-"""Details of a value: name, column of ``ResultCell.numbers``, format, and whether the line is averaged over the tasks.
+"""Details of a value: name, column of the table's frame, format, and whether the line is averaged over the tasks.
 
 ``PHASES`` is only in tables whose rows differ in the steps of earlier phases, ``BEST_RUN`` only beside means of a grid.
 """
 
 
 def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
-    """Return the columns and the lines of a table, teachers first, with averages over tasks in columns of their own."""
+    """Return the columns and the lines of a table, teachers first, with averages over tasks in columns of their own.
+
+    Each kind of value has its own line, so that a mean is never beside the best of a grid.
+    """
+    steps = [(cell.numbers.get("steps_in_all"), cell.runs) for _, _, cell in table.cells]
+    phases_differ = len({total - runs[0]["steps"] if total and runs else 0 for total, runs in steps}) > 1
     lines = list[Line]()
-    for teacher in table.teachers:
-        lines.append(Line(teacher.name, _column(teacher.numbers, "value"), is_detail=False))
-        lines += _published_lines(teacher.numbers)
-    steps = [(cell.numbers.get("steps_in_all"), cell.best_point) for _, _, cell in table.cells]
-    phases_differ = len({total - point.runs[0]["steps"] if total and point else 0 for total, point in steps}) > 1
-    lines += [line for row in table.rows for line in _row_lines(row) if phases_differ or line.name != PHASES]
-    averages = [name for name in table.means if name not in table.tasks]
-    for name in averages:
-        lines = [line.with_average(name, table.means[name]) for line in lines]
+    for row, of_row in table.frame.groupby("row", sort=False):
+        is_done = of_row["status"] == "done"
+        waiting = dict(of_row[~is_done].set_index("task")["status"])
+        kinds = [*of_row[is_done].set_index("task").groupby("kind", sort=False)]
+        if not kinds:
+            lines.append(Line(str(row), {}, is_detail=False, words=waiting))
+        for number, (kind, cells) in enumerate(kinds):
+            name, words = f"{row}, {kind}" if kind else str(row), {} if number else waiting
+            lines.append(Line(name, _numbers(cells["value"]), is_detail=False, words=words))
+            lines += _details(cells, phases_differ)
+    averages = {name: columns for name, columns in table.means.items() if name not in table.tasks}
+    for line in lines:
+        for name, columns in averages.items():
+            if line.averaged and line.values.keys() >= {*columns}:
+                line.values[name] = fmean(line.values[column] for column in columns)
+                line.bracketed.update([name] if line.bracketed & {*columns} else ())
     return [*table.tasks, *averages], lines
+
+
+def _numbers(column: "pd.Series[Any]") -> dict[str, float]:
+    return dict(column.dropna())
+
+
+def _details(cells: "pd.DataFrame", phases_differ: bool) -> list[Line]:
+    lines, is_mean_of_grid = [], (cells["seeds"] > 1) & (cells["points"] > 1)
+    for name, column, form, averaged in DETAILS:
+        line = Line(name, _numbers(cells[column][is_mean_of_grid | (name != BEST_RUN)]), form=form, averaged=averaged)
+        if any(line.text(task) not in ("0", "1") for task in line.values) and (phases_differ or name != PHASES):
+            lines.append(line)
+    for source, printed in cells.groupby("source", sort=False):
+        bracketed = {task for task, comparable in printed["comparable"].items() if not comparable}
+        lines.append(Line(str(source), _numbers(printed["published"]), bracketed={*bracketed}))
+        lines.append(Line("difference", _numbers(printed["difference"]), form=SIGNED, bracketed=bracketed))
+    return lines
 
 
 def notes(table: ResultTable) -> list[str]:
     """Return the notes that readers of the numbers need, one sentence each."""
-    bracketed = any(line.bracketed for line in table_lines(table)[1])
-    is_optimistic = any(cell.is_optimistic for _, _, cell in table.cells)
-    optimistic = "The best of a grid was chosen by these scores: expect a lower score on other data."
-    means = [f"{name}: the mean of {_enumeration(columns)}." for name, columns in table.means.items()]
-    sentences = [*means, *[BRACKETS] * bracketed, *[optimistic] * is_optimistic]
+    sentences = []
+    for name, columns in table.means.items():
+        separator = "; " if any("," in column for column in columns) else ", "
+        sentences.append(f"{name}: the mean of {separator.join(columns[:-1])} and {columns[-1]}.")
+    if table.frame["comparable"].eq(False).any():
+        sentences.append(BRACKETS)
+    if any(cell.is_optimistic for _, _, cell in table.cells):
+        sentences.append("The best of a grid was chosen by these scores: expect a lower score on other data.")
     texts = {
         undefined_reason: "{}: the metric of {} is undefined ({}), which counts as 0.",
         constant_prediction: "{}: a constant prediction in {} ({}).",
@@ -102,20 +130,15 @@ def notes(table: ResultTable) -> list[str]:
     return sentences
 
 
-def _enumeration(names: Sequence[str]) -> str:
-    separator = "; " if any("," in name for name in names) else ", "
-    return f"{separator.join(names[:-1])} and {names[-1]}"
-
-
 def best_points(table: ResultTable) -> list[str]:
     """Return a sentence for each grid with row, task and the best of the hyper-parameters that vary in it."""
-    return [f"{name} on {task}: {best_settings_text(cell)}" for name, task, cell in table.cells if cell.best_settings]
+    return [f"{name} on {task}: {best_settings_text(cell)}" for name, task, cell in table.cells if cell.settings]
 
 
-def best_settings_text(cell: ResultCell) -> str:
+def best_settings_text(cell: Cell) -> str:
     """Return the hyper-parameters of a grid's best point, and the number of other points with an equal score."""
-    text = ", ".join(f"{name} {format_value(value)}" for name, value in cell.best_settings.items())
-    return f"{text} ({len(cell.best_points) - 1} more with the same score)" if len(cell.best_points) > 1 else text
+    text = ", ".join(f"{name} {format_value(value)}" for name, value in cell.settings.items())
+    return f"{text} ({cell.ties - 1} more with the same score)" if cell.ties > 1 else text
 
 
 def reasons(table: ResultTable) -> list[str]:
@@ -133,50 +156,14 @@ def reasons(table: ResultTable) -> list[str]:
     return sentences
 
 
-def _row_lines(row: Row) -> list[Line]:
-    """Return a row's lines. Each kind of value has its own, so that a mean is never beside the best of a grid."""
-    waiting = {task: cell.status for task, cell in row.cells.items() if not cell.points}
-    kinds = list(dict.fromkeys(cell.kind for cell in row.cells.values() if cell.points))
-    lines: list[Line] = []
-    for number, kind in enumerate(kinds or [""]):
-        numbers = {task: cell.numbers for task, cell in row.cells.items() if cell.points and cell.kind == kind}
-        values = _column(numbers, "value")
-        name = f"{row.name}, {kind}" if kind else row.name
-        lines.append(Line(name, values, is_detail=False, words={} if number else waiting))
-        for detail, column, form, averaged in DETAILS:
-            shown_numbers = numbers
-            if detail == BEST_RUN:
-                shown_numbers = {
-                    task: cell for task, cell in numbers.items() if cell["seeds"] > 1 and cell["points"] > 1
-                }
-            line = Line(detail, _column(shown_numbers, column), form=form, averaged=averaged)
-            if any(line.text(task) not in ("0", "1") for task in line.values):
-                lines.append(line)
-        # The score under selection on the reported examples minus that under held-out selection.
-        held_out = {task: row.cells.get(held_out_column(task)) for task in values}
-        optimism = {
-            task: values[task] - cell.value for task, cell in held_out.items() if cell and cell.value is not None
-        }
-        if optimism:
-            lines.append(Line("optimism", optimism, form="{:+.2f}", averaged=False))
-        lines += _published_lines(numbers)
-    return lines
-
-
-def _column(numbers: Mapping[str, Mapping[str, Any]], column: str) -> dict[str, float]:
-    """Return the numbers of a column by task, where there are any."""
-    return {task: of_task[column] for task, of_task in numbers.items() if of_task.get(column) is not None}
-
-
-def _published_lines(numbers: Mapping[str, Mapping[str, Any]]) -> list[Line]:
-    """Return two lines per source: its published numbers, and the differences of the run's scores from them."""
-    lines = []
-    for source in dict.fromkeys(of_task["source"] for of_task in numbers.values() if "source" in of_task):
-        of_source = {task: of_task for task, of_task in numbers.items() if of_task.get("source") == source}
-        bracketed = frozenset(task for task, of_task in of_source.items() if not of_task["comparable"])
-        lines.append(Line(source, _column(of_source, "published"), bracketed=bracketed))
-        lines.append(Line("difference", _column(of_source, "difference"), form="{:+.2f}", bracketed=bracketed))
-    return lines
+def sections(table: ResultTable, comparisons: Sequence[Comparison]) -> dict[str, list[str]]:
+    """Return the sentences below a table by their title; none without sentences."""
+    parts = {
+        "Best points of the grids": best_points(table),
+        "Comparisons": [sentence(comparison) for comparison in comparisons],
+        "Not finished": reasons(table),
+    }
+    return {title: sentences for title, sentences in parts.items() if sentences}
 
 
 # --- Comparisons
@@ -257,27 +244,32 @@ def escaped(text: str) -> str:
 def as_mapping(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison for JSON: differences and intervals in points, p-values, and the conclusion in words."""
     examples, methods = comparison.examples, comparison.methods
-    content = {
-        name: getattr(comparison, name) for name in ("first", "second", "task", "metric", "difference", "margin")
+    names = ("first", "second", "task", "metric", "difference", "margin")
+    return {name: getattr(comparison, name) for name in names} | {
+        "p": comparison.p_values,
+        "p_holm": dict(comparison.corrected),
+        "examples": examples
+        and {
+            "examples": examples.examples,
+            "units": examples.units,
+            "differing": examples.differing,
+            "interval": examples.low is not None and _points(examples.low, examples.high),
+        },
+        "seeds": comparison.shared,
+        "methods": methods
+        and {
+            "difference": 100 * methods.difference,
+            "interval": _points(*methods.interval),
+            "looks": methods.looks,
+            "seed_variance": 1e4 * methods.seed_variance,
+            "example_variance": 1e4 * methods.example_variance,
+        },
+        "conclusion": comparison.conclusion,
+        "is_not_worse": comparison.is_not_worse,
+        "seeds_needed": comparison.seeds_needed,
+        "fixed_stages": comparison.fixed_stages,
+        "remarks": comparison.remarks,
     }
-    content["p"], content["p_holm"] = comparison.p_values, dict(comparison.corrected)
-    content["examples"] = examples and {
-        "examples": examples.examples,
-        "units": examples.units,
-        "differing": examples.differing,
-        "interval": examples.low is not None and _points(examples.low, examples.high),
-    }
-    content["seeds"] = comparison.shared
-    content["methods"] = methods and {
-        "difference": 100 * methods.difference,
-        "interval": _points(*methods.interval),
-        "looks": methods.looks,
-        "seed_variance": 1e4 * methods.seed_variance,
-        "example_variance": 1e4 * methods.example_variance,
-    }
-    content |= {"conclusion": comparison.conclusion, "is_not_worse": comparison.is_not_worse}
-    content |= {"seeds_needed": comparison.seeds_needed, "fixed_stages": comparison.fixed_stages}
-    return content | {"remarks": comparison.remarks}
 
 
 def _points(*fractions: float | None) -> list[float]:

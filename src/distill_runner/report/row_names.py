@@ -1,14 +1,12 @@
 """What the rows of a table are called, and in which settings two runs differ: the words for parts of an identity."""
 
-import hashlib
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from distill_runner.common.errors import format_value, quantity
 from distill_runner.report.collect import Result, data_of, label
-from distill_runner.report.identity import BUDGET, Identity, identity_of
+from distill_runner.report.identity import BUDGET, TEACHER, Identity, identity_of
 
 OVERALL = ("source", "num_layers", "width", "init", "teacher")
 """Facets that are named where they differ between any two rows of a table."""
@@ -24,6 +22,7 @@ OF_TASK: Mapping[str, str] = {
     "task.hold_out": "{} held out",
     "task.scored_on": "scored on {}",
     "task.metric": "by {}",
+    "task.class_weights": "class weights {}",
     "budget": "{}",
     "teacher.seed": "teacher seed {}",
 }
@@ -31,6 +30,8 @@ OF_TASK: Mapping[str, str] = {
 
 All other settings are named, under their own names, where they differ between the rows of one method on one task.
 """
+FEW_NUMBERS = 6
+"""Numbers of a list that a name shows; of a longer list it says the range."""
 
 
 class Facet(NamedTuple):
@@ -50,37 +51,46 @@ class RowKey(NamedTuple):
     task: str
     place: Hashable
     settings: Hashable
+    choices: Hashable = ()
 
 
-def row_names(results: Sequence[Result], places: Sequence[Hashable] | None = None) -> list[str]:
+def row_names(
+    results: Sequence[Result], places: Sequence[Hashable] | None = None, split: Collection[str] = ()
+) -> list[str]:
     """Return the name of the row of each result: the method's label, and what differs between rows.
 
-    A run that failed before its settings were known joins the row that it may belong to, if there is only one.
+    Runs whose settings come from different choices of a group, such as ``loss=recipe``, are no points of one grid. Runs
+    with equal settings are one row, whatever was chosen. A run that failed before its settings were known joins the row
+    that it may belong to, if there is only one.
 
     Args:
         places: place of each result, such as its tick on an axis, if places already separate the results. Facets that
             follow from the place are left out of the names.
+        split: settings of a grid that separate rows.
     """
-    keys, facets, rows = list[RowKey](), list[Facets](), dict[RowKey, Facets]()
+    keys, facets, rows, choices = list[RowKey](), list[Facets](), dict[RowKey, Facets](), dict[Hashable, Any]()
     for result, place in zip(results, places or [None] * len(results), strict=True):
         identity = identity_of(result)
-        settings = frozenset(identity.row.items()) if identity else None
-        keys.append(RowKey(label(result), result["task"], place, settings))
-        facets.append(_facets(result, identity))
+        key = RowKey(label(result), result["task"], place, None)
         if identity:
-            rows.setdefault(keys[-1], facets[-1])
+            own = {name: value for name, value in identity.grid.items() if name in split}
+            identity = replace(identity, row=identity.row | own)
+            settings, grid = frozenset(identity.row.items()), frozenset(identity.grid.items())
+            of_run = choices.setdefault((key, settings, grid), tuple((result.get("choices") or {}).items()))
+            key = key._replace(settings=settings, choices=of_run)
+        keys.append(key)
+        facets.append(
+            _facets(result, identity) | {name: Facet(value, f"{name} {value}") for name, value in key.choices}
+        )
+        if identity:
+            rows.setdefault(key, facets[-1])
     names, of_runs = _names(rows), []
     for key, of_run in zip(keys, facets, strict=True):
-        if key.settings is None:
-            # A student with new weights has no source, which reads like an unknown one: ``init`` must agree too.
-            matches = [
-                row
-                for row, of_row in rows.items()
-                if row[:3] == key[:3]
-                and all(
-                    of_run[name].words == of_row[name].words for name in OVERALL if name in of_run and name in of_row
-                )
+        if key.settings is None:  # of a student without a source, new weights differ from unknown ones by ``init``
+            shared = [
+                (row, of_run.keys() & of_row.keys() & {*OVERALL}) for row, of_row in rows.items() if row[:3] == key[:3]
             ]
+            matches = [row for row, both in shared if all(of_run[name].words == rows[row][name].words for name in both)]
             key = matches[0] if len(matches) == 1 else key
         is_taken = key not in names and any(row.task == key.task and names[row] == key.method for row in rows)
         of_runs.append(names.get(key, f"{key.method}, settings unknown" if is_taken else key.method))
@@ -96,26 +106,22 @@ def differences(first: Result, second: Result) -> list[str]:
     if one is None or other is None:
         return ["settings that are not known"]
     both = ((first, one), (second, other))
-    facets = [_facets(result, replace(identity, row=identity.row | identity.grid)) for result, identity in both]
-    a_facets, b_facets = _unambiguous(facets)
-    skipped, stages = (one.terms ^ other.terms) | (one.upstream ^ other.upstream), one.upstream | other.upstream
+    a_facets, b_facets = _unambiguous([_facets(run, replace(own, row=own.row | own.grid)) for run, own in both])
+    stages = one.upstream | other.upstream
+    skipped = (one.terms ^ other.terms) | (one.upstream ^ other.upstream)
     skipped |= {"teacher_stage"} if skipped & stages else frozenset()  # one side has no teacher, or another one
     names = [name for name in _merged_order((a_facets, b_facets)) if name.partition(".")[0] not in skipped]
-    names.sort(key=lambda name: name.partition(".")[0] in stages)  # the student's own come first
-    texts = []
     groups = [{name.partition(".")[0] for name in side} for side in (a_facets, b_facets)]
     one_sided = (groups[0] ^ groups[1]) - {name for name in names if "." not in name}
-    for name in names:
+    texts = list[str]()
+    for name in sorted(names, key=lambda name: name.partition(".")[0] in stages):  # the student's own come first
         group = name.partition(".")[0]
+        a, b = (side.get(name, Facet(None, f"no {name}")) for side in (a_facets, b_facets))
         if group in one_sided:  # such as a transfer set: all its settings are on one side
-            text = f"{group} / no {group}" if group in groups[0] else f"no {group} / {group}"
-            texts += [text] if text not in texts else []
-            continue
-        absent = Facet(None, f"no {name}")
-        a, b = a_facets.get(name, absent), b_facets.get(name, absent)
-        if a != b:
+            texts.append(f"{group} / no {group}" if group in groups[0] else f"no {group} / {group}")
+        elif a != b:
             texts.append(f"{a.words} / {b.words.removeprefix(f'{name} ')}")
-    return texts
+    return list(dict.fromkeys(texts))
 
 
 def _names(rows: Mapping[RowKey, Facets]) -> dict[RowKey, str]:
@@ -169,8 +175,10 @@ def _facets(result: Result, identity: Identity | None) -> Facets:
     student, data, identity = result.get("student") or {}, data_of(result), identity or Identity()
     facets: Facets = {}
     if source := student.get("source"):
-        words = f"after {source.removeprefix('stage:')}" if source.startswith("stage:") else f"from {source}"
-        facets["source"] = Facet(identity.origins.get("source", source), words)
+        origin = identity.origins.get("source", source)
+        words = f"from the fine-tuned {source}" if origin == TEACHER else f"from {source}"
+        stage = source.removeprefix("stage:")
+        facets["source"] = Facet(origin, words if stage == source else f"after {stage}")
     if (depth := student.get("num_layers")) is not None:
         facets["num_layers"] = Facet(depth, quantity(depth, "layer"))
     for name in ("width", "init"):
@@ -185,8 +193,7 @@ def _facets(result: Result, identity: Identity | None) -> Facets:
         facets["budget"] = Facet(budget, budget)
     for name, value in identity.row.items():
         if name not in BUDGET:
-            text = result.get("dataset") if name == "task.content" else _as_words(name, value)
-            facets[name] = Facet(value, OF_TASK.get(name, f"{name} {{}}").format(text))
+            facets[name] = Facet(value, _words(name, value, result))
     return facets
 
 
@@ -197,24 +204,33 @@ def _budget(epochs: int | None, steps: int | None) -> str | None:
     return quantity(epochs, "epoch") + ("" if steps is None else f", at most {quantity(steps, 'step')}")
 
 
-def _as_words(name: str, value: Any) -> str:
-    if name.rpartition(".")[2] == "content":  # a hash
-        return str(value).rpartition(":")[2][:8]
-    is_splits = name in ("task.scored_on", "task.select_on") and isinstance(value, tuple)
-    return " and ".join(value) if is_splits else format_value(value)
+def _words(name: str, value: Any, result: Result) -> str:
+    stem, _, leaf = name.rpartition(".")
+    numbers = value if isinstance(value, tuple) and all(isinstance(part, int | float) for part in value) else ()
+    text = format_value(value)
+    if name == "task.content":
+        text = str(result.get("dataset"))
+    elif leaf == "content" or (leaf == "source" and ":" in str(value)):  # a hash says nothing to a reader
+        return name
+    elif leaf == "term":
+        return f"{stem}: {str(value).replace('_', ' ')}"
+    elif name in ("task.scored_on", "task.select_on") and isinstance(value, tuple):
+        text = " and ".join(value)
+    elif len(numbers) > FEW_NUMBERS:
+        text = f"from {min(numbers):g} to {max(numbers):g}"
+    return OF_TASK.get(name, f"{name} {{}}").format(text)
 
 
 def _unambiguous(facets: Sequence[Facets]) -> list[Facets]:
-    """Give facets of equal value the same words, and add a hash to words that stand for several values."""
+    """Give facets of equal value the same words, and number the values that share words in the order of the runs."""
     words: dict[tuple[str, Hashable], str] = {}
     for of_run in facets:
         for name, facet in of_run.items():
             words.setdefault((name, facet.value), facet.words)
-    counts = Counter((name, text) for (name, _), text in words.items())
-
-    def clear(name: str, value: Hashable) -> Facet:
-        text = words[name, value]
-        digest = hashlib.sha256(repr(value).encode()).hexdigest()[:6]
-        return Facet(value, f"{text} ({digest})" if counts[name, text] > 1 else text)
-
-    return [{name: clear(name, facet.value) for name, facet in of_run.items()} for of_run in facets]
+    values: dict[tuple[str, str], list[Hashable]] = {}
+    for (name, value), text in words.items():
+        values.setdefault((name, text), []).append(value)
+    for (name, text), of_text in values.items():
+        for number, value in enumerate(of_text if len(of_text) > 1 else (), start=1):
+            words[name, value] = f"{text} (version {number})"
+    return [{name: Facet(facet.value, words[name, facet.value]) for name, facet in one.items()} for one in facets]
