@@ -7,6 +7,7 @@ The figures are those of the well-read students (Turc et al. 2019, Figures 5 to 
 from collections.abc import Iterable, Sequence
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.report.collect import Result, is_scored, label
@@ -113,8 +114,8 @@ def draw(results: Sequence[Result], axis: str, file: Path, order: Sequence[str] 
     scored = [result for result in results if is_scored(result)]
     with style():
         figure, (axes,) = panels(1, 1, max(6.0, 1.6 + 0.6 * len(ticks)), 3.5)
-        ends = (-0.3, len(ticks) - 0.7)
-        lines = [
+        ends: tuple[float, ...] = (-0.3, len(ticks) - 0.7)
+        lines: list[tuple[str, list[tuple[float, Cell]]]] = [
             (name, [(ticks.index(tick), cells[tick]) for tick in ticks if tick in cells])
             for name, cells in curves.items()
         ]
@@ -125,7 +126,7 @@ def draw(results: Sequence[Result], axis: str, file: Path, order: Sequence[str] 
                 [spread.mean + sign * (spread.interval or 0.0) for spread in spreads] for sign in (-1, 0, 1)
             )
             text = ", ".join([name, *sorted({cell.kind for _, cell in cells} - {""})])
-            look = {"marker": "o"} if number < len(curves) else {"linestyle": "-."}
+            look: dict[str, Any] = {"marker": "o"} if number < len(curves) else {"linestyle": "-."}
             color = COLORS[number % len(COLORS)]
             axes.plot(places, mean, label=text, color=color, **look)
             axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)

@@ -153,7 +153,7 @@ def _stage_settings(spec: Spec, names: Mapping[str, str], result: Result) -> Ite
             continue
         match part:
             case "teacher":
-                settings = {"teacher_stage": names[value]}
+                settings: Settings = {"teacher_stage": names[value]}
             case "members":
                 settings = {part: [names[key] for key in value]}
             case "data":

@@ -51,7 +51,7 @@ class RowKey(NamedTuple):
     task: str
     place: Hashable
     settings: Hashable
-    choices: Hashable = ()
+    choices: tuple[tuple[str, str], ...] = ()
 
 
 def row_names(
