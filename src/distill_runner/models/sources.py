@@ -5,6 +5,7 @@
 
 import hashlib
 import importlib.util
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from tokenizers import normalizers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -26,6 +28,7 @@ from distill_runner.models.adapters import ADAPTER_FILES, base_name, merged_fold
 from distill_runner.models.config import ModelConfig, check_config, layers_to_copy
 from distill_runner.models.features import MPNET, OFFSET_POSITIONS, EncoderShape, is_other_classifier
 from distill_runner.models.images import reads_images
+from distill_runner.models.metadata import read_json, unread_keys
 
 PACKAGE = "package:"
 FOLDER_REMEDY = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
@@ -36,12 +39,15 @@ HUB_REMEDY = (
 TRUST = "DISTILL_TRUST_REMOTE_CODE"
 """Environment variable; 1 allows the program to run the code that a model includes."""
 TOKENIZER_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model")
-SMALL_FILES = ("config.json", *ADAPTER_FILES, "special_tokens_map.json", "added_tokens.json", *TOKENIZER_FILES)
+CONFIG, SENTENCE_LENGTHS = "config.json", "sentence_*_config.json"
+METADATA_FILES = (CONFIG, "tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json")
+"""Files of any model whose keys have a place in ``metadata.yaml``."""
+SMALL_FILES = (*METADATA_FILES, *ADAPTER_FILES, "added_tokens.json", *TOKENIZER_FILES)
 """Name patterns of a model's files other than its weights; those of an adapter are small."""
 MODULE_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
-    "sentence_*_config.json",
+    SENTENCE_LENGTHS,
     "[0-9]*_*/config.json",
     "[0-9]*_*/model.safetensors",
 )
@@ -138,6 +144,7 @@ class ModelSource:
     def _config(self) -> PreTrainedConfig:
         config: PreTrainedConfig = (self.base or self).load(AutoConfig.from_pretrained, weights=False)
         check_config(config, ".model.source", self.name)
+        self._unread_keys(config)
         return config
 
     def config(self) -> PreTrainedConfig:
@@ -147,6 +154,28 @@ class ModelSource:
             UserError: the configuration is not available or not valid.
         """
         return deepcopy(self._config)
+
+    @property
+    def unread_keys(self) -> list[str]:
+        """Keys of the model's files that are not read and may change what other programs compute, with their values.
+
+        Raises:
+            UserError: as ``config``; or a key has a value that would be read as another one.
+        """
+        return self._unread_keys(self._config)
+
+    def _unread_keys(self, config: Any) -> list[str]:
+        fields = {*dir(type(config)), *config.attribute_map, *inspect.signature(type(config).__init__).parameters}
+        unread = []
+        for file in METADATA_FILES:
+            is_config = file == CONFIG
+            try:
+                content = read_json((self.base.folder if self.base and is_config else self.folder) / file)
+                rest = fields if is_config else (), not is_other_classifier(config)
+                unread += unread_keys(content, file, self.name, *rest)
+            except (ValueError, AttributeError) as error:
+                raise self._refusal(f"its {file} is no JSON object: {root_cause(error)}", FOLDER_REMEDY) from error
+        return unread
 
     @property
     def label_names(self) -> dict[int, str] | None:
@@ -191,6 +220,9 @@ class ModelSource:
         tokenizer = self.load(AutoTokenizer.from_pretrained, weights=False)
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # without files, transformers makes an empty tokenizer
             raise self._refusal("has no tokenizer", "Save it too: tokenizer.save_pretrained(folder).")
+        if any(read_json(file).get("do_lower_case") for file in self.folder.glob(SENTENCE_LENGTHS)):
+            backend = tokenizer.backend_tokenizer
+            backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
         return tokenizer
 
     def download(self, weights: bool = False) -> Path:

@@ -22,6 +22,7 @@ from transformers.utils.generic import ModelOutput
 from distill_runner.common.errors import UserError, root_cause
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.config import Similarity, VectorOptions
+from distill_runner.models.metadata import read_json, unread_keys
 
 if TYPE_CHECKING:
     from distill_runner.models.config import ModelConfig
@@ -29,11 +30,10 @@ if TYPE_CHECKING:
 
 PoolingMode = Literal["mean", "cls", "last"]
 _ACTIVATIONS = {name: getattr(nn, name) for name in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")}
-MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+MODULES, SETTINGS, CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
 _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LENGTHS = tuple(f"sentence_{family}_config.json" for family in _FAMILIES)
 """Files with the maximum length, of which a folder has one."""
-TOKENIZER = "tokenizer_config.json"
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -207,6 +207,7 @@ class SentenceFolder:
         prompts: text by name that is put before the texts of a use, such as ``query``.
         default_prompt: name of the prompt that texts get if none is named; None for no prompt.
         similarity: how its vectors are compared.
+        unread_keys: keys of its files that are not read, as ``metadata.unread_keys`` returns them.
     """
 
     modules: VectorModules
@@ -214,6 +215,7 @@ class SentenceFolder:
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     similarity: Similarity = "cosine"
+    unread_keys: tuple[str, ...] = ()
 
 
 def source_folder(source: ModelSource | None) -> SentenceFolder | None:
@@ -248,13 +250,13 @@ def read_sentence_folder(folder: Path, name: str) -> SentenceFolder:
 
 
 def _content(folder: Path, name: str) -> SentenceFolder:
-    entries = sorted(_read_json(folder / MODULES), key=lambda entry: entry["idx"])
+    entries = sorted(read_json(folder / MODULES), key=lambda entry: entry["idx"])
     types = [str(entry["type"]) for entry in entries]
     kinds = [one.rpartition(".")[2] if one.startswith("sentence_transformers.") else one for one in types]
     if kinds[:2] != ["Transformer", "Pooling"] or entries[0].get("path"):
         problem = f"begins with the modules {', '.join(kinds[:2])}, or has its encoder in a subfolder"
         raise UserError(".model.source", name, problem, f"Only an encoder and its pooling are read. {_REMEDY}")
-    pooling = _read_json(folder / entries[1]["path"] / "config.json")
+    pooling = read_json(folder / entries[1]["path"] / "config.json")
     # In today's spelling, or the older one.
     modes = pooling.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if pooling.get(flag)] or "mean"
     mode = " + ".join([modes] if isinstance(modes, str) else modes)
@@ -266,10 +268,8 @@ def _content(folder: Path, name: str) -> SentenceFolder:
             layers.append(_dense(folder / entry["path"], name) if kind == "Dense" else None)
         elif kind != "Dropout":  # does nothing in evaluation
             raise UserError(".model.source", name, f"has a module {kind}, which is not read", _REMEDY)
-    lengths: Any = next((_read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
-    settings, tokenizer = (
-        _read_json(folder / file) if (folder / file).is_file() else {} for file in (SETTINGS, TOKENIZER)
-    )
+    lengths: Any = next((read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
+    settings, tokenizer = read_json(folder / SETTINGS), read_json(folder / "tokenizer_config.json")
     prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
     default = settings.get("default_prompt_name")
     modules = VectorModules(_NAMES[mode], bool(pooling.get("include_prompt", True)), tuple(layers))
@@ -279,15 +279,15 @@ def _content(folder: Path, name: str) -> SentenceFolder:
         raise UserError(".model.source", name, problem, f"Known: {', '.join(get_args(Similarity))}.")
     max_length = lengths.get("max_seq_length") or tokenizer.get("model_max_length") or UNLIMITED
     length = int(max_length) if max_length < UNLIMITED else None
-    return SentenceFolder(modules, length, prompts, default, cast("Similarity", similarity))
-
-
-def _read_json(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
+    contents = [(entry, MODULES) for entry in entries] + [(lengths, LENGTHS[0]), (settings, SETTINGS)]
+    paths = zip(kinds[1:], entries[1:], strict=True)
+    contents += [(read_json(folder / entry["path"] / CONFIG), f"{kind}/{CONFIG}") for kind, entry in paths]
+    unread = tuple(text for content, kind in contents for text in unread_keys(content, kind, name))
+    return SentenceFolder(modules, length, prompts, default, cast("Similarity", similarity), unread)
 
 
 def _dense(folder: Path, name: str) -> Dense:
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
     extra = config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding"
     if activation not in _ACTIVATIONS or extra or not (folder / "model.safetensors").is_file():

@@ -19,7 +19,7 @@ from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.sources import read_config
-from distill_runner.models.vectors import is_sentence_folder
+from distill_runner.models.vectors import is_sentence_folder, source_folder
 from distill_runner.models.weights import WeightsReport
 from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.inputs import Inputs, account_of_examples, read_examples, weights_report
@@ -172,6 +172,27 @@ def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         yield AccountLine("weights", f"{name}: {report}{unread}", warnings, details)
 
 
+def folder_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+    """Yield a line for each model whose folder says how texts become vectors, or has keys that are not read."""
+    for part in stage.in_build_order:
+        if (source := part.model_source) is None:
+            continue
+        texts, unread = list[str](), source.unread_keys
+        vectors, folder = part.head.vectors, source_folder(source) if part.head.vectors else None
+        if vectors is not None and folder is not None:
+            own = [f"{name} {text!r}" for name, text in vectors.prompts.items() if text]
+            rest = [f"{name} {text!r}" for name, text in folder.prompts.items() if text not in vectors.prompts.values()]
+            texts += [f"vectors compared by {vectors.similarity}", f"prompts: {', '.join(own) or 'none'}"]
+            texts += [f"the folder compares them by {folder.similarity}"] * (folder.similarity != vectors.similarity)
+            texts += [f"prompts of the folder without use: {', '.join(rest)}"] * bool(rest)
+            if folder.max_length is not None and folder.max_length > vectors.max_length:
+                texts.append(f"texts cut at {vectors.max_length} tokens, in the folder at {folder.max_length}")
+            unread = [*unread, *folder.unread_keys]
+        texts += [f"not read: {short_list(unread)}"] * bool(unread)
+        if texts:
+            yield AccountLine("folder", f"{part.name} {source.name}: {'; '.join(texts)}", (), {"unread": unread})
+
+
 def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     """Yield a line for each model of the run that keeps its head: which of its outputs is which class of the task.
 
@@ -228,6 +249,7 @@ _PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [
     score_lines,
     corpus_lines,
     weight_lines,
+    folder_lines,
     label_lines,
     vocabulary_lines,
 ]

@@ -1,0 +1,201 @@
+"""Keys of the files beside weights: each that a library writes has a place, and none is read as another value."""
+
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.splits import TokenSplit
+from distill_runner.models.config import check_config
+from distill_runner.models.extract import extract
+from distill_runner.models.families import PACKED
+from distill_runner.models.features import FeatureRequest
+from distill_runner.models.metadata import OF_ENCODERS, REFUSED, REPORTED, status_of, table, unread_keys
+from distill_runner.models.sources import METADATA_FILES, resolve_source
+from distill_runner.models.vectors import read_sentence_folder
+from helpers.families import FAMILIES, config_of
+from helpers.sentence_folders import folder_with
+from helpers.tiny_tokenizers import TYPES, make
+
+NO_PLACE = (REPORTED, [])
+SENTENCE_KEYS = {
+    "sentence_bert_config.json": [
+        *("transformer_task", "modality_config", "module_output_name", "processing_kwargs", "unpad_inputs"),
+        *("query_length", "document_length", "query_expansion", "max_seq_length", "do_lower_case", "model_args"),
+    ],
+    "config_sentence_transformers.json": [
+        *("__version__", "default_prompt_name", "model_type", "prompts", "similarity_fn_name", "requirements"),
+    ],
+    "modules.json": ["idx", "name", "path", "type", "kwargs"],
+    "Pooling/config.json": ["embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt"],
+    "Dense/config.json": [
+        *("in_features", "out_features", "bias", "activation_function", "module_input_name", "module_output_name"),
+        "use_residual",
+    ],
+    "Normalize/config.json": ["module_input_name", "module_output_name"],
+}
+"""Keys that sentence-transformers 6.2 writes, or reads in older folders."""
+
+
+def written_keys(folder: Path) -> Iterator[tuple[str, str]]:
+    """The files of the table in a folder, each with its keys."""
+    for file in METADATA_FILES:
+        if (folder / file).is_file():
+            yield from ((file, key) for key in json.loads((folder / file).read_text()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_key_of_a_configuration_has_a_place(family: str, tmp_path: Path) -> None:
+    config = config_of(family, problem_type="regression", output_attentions=True)
+    config.save_pretrained(tmp_path)
+    own = {*dir(type(config)), *config.attribute_map}
+    assert [key for file, key in written_keys(tmp_path) if status_of(file, key) == NO_PLACE and key not in own] == []
+    assert resolve_source(str(tmp_path)).unread_keys == []
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_each_key_of_a_tokenizer_has_a_place(kind: str, tmp_path: Path) -> None:
+    tokenizer = make(kind)
+    tokenizer("a", truncation=True, max_length=8, padding="max_length")
+    tokenizer.save_pretrained(tmp_path)
+    assert [pair for pair in written_keys(tmp_path) if status_of(*pair) == NO_PLACE] == []
+
+
+def test_each_argument_of_the_tokenizers_of_encoders_has_a_place() -> None:
+    names = {name for family in FAMILIES if (name := TOKENIZER_MAPPING_NAMES.get(family))}
+    parameters = {key for name in names for key in inspect.signature(getattr(transformers, name).__init__).parameters}
+    keys = parameters - {"self", "args", "kwargs"}
+    assert len(keys) > 10
+    assert [key for key in sorted(keys) if status_of("tokenizer_config.json", key) == NO_PLACE] == []
+
+
+def test_each_key_of_an_image_processor_has_a_place(tmp_path: Path) -> None:
+    transformers.ViTImageProcessor(do_center_crop=True, crop_size=8).save_pretrained(tmp_path)
+    assert [pair for pair in written_keys(tmp_path) if status_of(*pair) == NO_PLACE] == []
+
+
+def test_each_key_of_sentence_transformers_has_a_place() -> None:
+    keys = {(file, key) for file, own in SENTENCE_KEYS.items() for key in own}
+    try:
+        from sentence_transformers.base.modules import Dense, Normalize, Transformer
+        from sentence_transformers.sentence_transformer.modules import Pooling
+    except ImportError:
+        pass
+    else:
+        keys |= {("sentence_bert_config.json", key) for key in Transformer.config_keys}
+        modules = {"Pooling": Pooling, "Dense": Dense, "Normalize": Normalize}
+        keys |= {(f"{name}/config.json", key) for name, module in modules.items() for key in module.config_keys}
+    assert [pair for pair in sorted(keys) if status_of(*pair) == NO_PLACE] == []
+
+
+def odd_keys() -> Iterator[tuple[str, str, str]]:
+    """Each file of the table with a key that has another value than the one assumed, and with a key in no list."""
+    for file, statuses in table().items():
+        yield file, "a_new_key", REPORTED
+        for status in {REFUSED, OF_ENCODERS, REPORTED} & statuses.keys():
+            yield from ((file, key, status) for key in statuses[status])
+
+
+@pytest.mark.parametrize(("file", "key", "status"), list(odd_keys()))
+def test_a_value_that_is_not_assumed_is_refused_or_named(file: str, key: str, status: str) -> None:
+    content = {key: {"odd": 1}}
+    if status == REPORTED:
+        name = file.partition("/")[0] if "/" in file else file
+        assert unread_keys(content, file, "m") == [f'{name}: {key}={{"odd": 1}}']
+        return
+    with pytest.raises(UserError, match=rf'model\.source=m: {file} has {key}={{"odd": 1}}, which is not read'):
+        unread_keys(content, file, "m")
+    for assumed in table()[file][status][key]:
+        assert unread_keys({key: assumed}, file, "m") == []
+    if status == OF_ENCODERS:
+        assert unread_keys(content, file, "m", is_encoder=False) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("config.json", "config.json"),
+        ("tokenizer_config.json", "tokenizer_config.json"),
+        ("sentence_bert_config.json", "sentence_bert_config.json"),
+        ("config_sentence_transformers.json", "config_sentence_transformers.json"),
+        ("1_Pooling/config.json", "Pooling"),
+        ("2_Dense/config.json", "Dense"),
+        ("3_Normalize/config.json", "Normalize"),
+    ],
+)
+def test_a_new_key_of_a_folder_is_named(file: str, kind: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "m", {"pooling_mode": "mean"}, (5, "torch.nn.modules.activation.Tanh"))
+    content = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    (folder / file).write_text(json.dumps(content | {"a_new_key": 7}))
+    unread = [*resolve_source(str(folder)).unread_keys, *read_sentence_folder(folder, "m").unread_keys]
+    assert unread == [f"{kind}: a_new_key=7"]
+
+
+def test_a_file_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    config_of("bert").save_pretrained(tmp_path)
+    for text in ("[1]", "{"):
+        (tmp_path / "special_tokens_map.json").write_text(text)
+        with pytest.raises(UserError, match=r"its special_tokens_map\.json is no JSON object"):
+            _ = resolve_source(str(tmp_path)).unread_keys
+
+
+EXTRAS: dict[str, Any] = {"_attn_implementation": "eager", "is_causal": True, "head_dim": 4, "embedding_size": 16}
+"""Keys that are no field of every configuration."""
+UNUSED = {"id2label", "label2id", "architectures", "transformers_version", "vocab_size", "max_position_embeddings"}
+
+
+def odd_values(value: Any) -> list[Any]:
+    """Values of a key that other configurations have."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, 2]
+    return [0.3] if isinstance(value, float) else ["relu", "mean", "cls"] if isinstance(value, str) else [True, 2]
+
+
+@pytest.mark.parametrize("family", sorted(PACKED))
+def test_odd_configurations_compute_what_transformers_computes(family: str, tokens: TokenSplit, tmp_path: Path) -> None:
+    """Or they are refused: a decoder was packed as an encoder."""
+    base = config_of(family)
+    values = {field.name: odd_values(getattr(base, field.name, None)) for field in fields(type(base))}
+    values = {key: own for key, own in values.items() if key not in UNUSED} | {k: [v] for k, v in EXTRAS.items()}
+    outcomes, batch = {"equal": 0, "refused": set[str]()}, tokens.batch([3, 1, 2])
+    own = {key: value for key, value in base.to_dict().items() if key not in ("model_type", "transformers_version")}
+    for key, value in ((key, value) for key, of_key in values.items() for value in of_key):
+        try:
+            torch.manual_seed(0)
+            config = AutoConfig.for_model(family, **own | {key: value})
+            check_config(config, "", None)
+            model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
+        except Exception:  # transformers refuses it
+            continue
+        (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {key: value}, default=str))
+        try:
+            resolve_source(str(tmp_path)).config()
+        except UserError:
+            outcomes["refused"].add(key)
+            continue
+        ids = batch.input_ids.tensor_split(batch.starts[1:])
+        segments = batch.segments.tensor_split(batch.starts[1:])
+        pairs = [{"input_ids": i[None], "token_type_ids": s[None]} for i, s in zip(ids, segments, strict=True)]
+        names = ["input_ids", "token_type_ids"][: 1 + (getattr(config, "type_vocab_size", 0) > 1)]
+        rows = [{name: pair[name] for name in names} for pair in pairs]
+        with torch.inference_mode():
+            try:
+                expected = torch.cat([model(**row).logits for row in rows])
+            except Exception:  # its sizes do not fit
+                continue
+            actual = extract(model, batch, FeatureRequest(logits=True)).logits_OC
+        assert torch.allclose(actual, expected, atol=1e-4), (key, value)
+        outcomes["equal"] += 1
+    assert outcomes["equal"] > 15
+    assert outcomes["refused"] >= ({"is_causal", "return_dict"} | ({"is_decoder"} & values.keys()))
