@@ -137,8 +137,14 @@ def task_of(folder: Path, train: Columns, evaluation: Columns, **fields: Any) ->
 
 
 CLASSES = ["bad", "good", "very good"]
+OBJECTS = {
+    '{"label": "Good"}': "good",
+    '{"label": "bad", "reason": "It is good for nothing."}': "bad",
+    '```json\n{"confidence": 0.9, "answer": "Very good."}\n```': "very good",
+    '{"answer": "unclear"}': "unclear",
+}
 ANSWERS = st.sampled_from(
-    [*CLASSES, "Good", "BAD", "very_good", "", "unclear", "Unclear", "Good.", '"bad"', "**Very good**.", "'good'!"]
+    [*CLASSES, "Good", "BAD", "very_good", "", "unclear", "Good.", '"bad"', "**Very good**.", "'good'!", *OBJECTS]
 )
 
 
@@ -149,19 +155,25 @@ def test_answers_become_shares(rows: list[list[str]]) -> None:
     rows = [["good"] * len(rows[0]), *rows]
     columns = [f"sample {number}" for number in range(len(rows[0]))]
     train = {"text": texts(len(rows)), **dict(zip(columns, zip(*rows, strict=True), strict=True))}
-    expected, used = [], []
+    expected, used, answers, num_variants = [], [], list[str](), 0
     for number, row in enumerate(rows):
-        plain = [word.lower().replace("_", " ").strip("\"'*.!") for word in row]
+        plain = [OBJECTS.get(word, word).lower().replace("_", " ").strip("\"'*.!") for word in row]
         names = [word for word in plain if word and word != "unclear"]
         if names:
             expected.append([names.count(name) / len(names) for name in CLASSES])
             used.append(f"text {number}")
+        answers += names
+        num_variants += sum(word not in CLASSES for word, own in zip(row, plain, strict=True) if own in CLASSES)
     with TemporaryDirectory() as name:
         own = task_of(Path(name), train, gold_of(CLASSES), answers=columns, no_answer=["unclear"])
         assert own.labels == CLASSES
         np.testing.assert_allclose(softmax(column_outputs(own)), expected, atol=1e-6)
         assert own.examples("train").texts == [used]
         line = str(scores_line(own, None))
+    assert f"answers: {', '.join(f'{name} {answers.count(name)}' for name in CLASSES)}" in line
+    unread = len(rows) * len(columns) - len(answers)
+    assert (f"{num_variants} in another spelling: " in line) == (num_variants > 0)
+    assert (f"{unread} are empty or in task.no_answer" in line) == (unread > 0)
     missing = len(rows) - len(used)
     assert (f"{missing} of {len(rows)} rows without an answer left out" in line) == (missing > 0)
 
@@ -277,7 +289,7 @@ def test_probabilities_that_are_called_logits_are_refused(values: tuple[Any, Any
         ([0.9, 0.3], "no probabilities"),
     ],
 )
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
 def test_a_column_of_lists_or_objects(first: Any, problem: str, form: str, tmp_path: Path) -> None:
     import pandas
 
@@ -286,6 +298,8 @@ def test_a_column_of_lists_or_objects(first: Any, problem: str, form: str, tmp_p
     save(tmp_path, validation=TWO)
     if form == "jsonl":
         train.to_json(tmp_path / "train.jsonl", orient="records", lines=True)
+    elif form == "csv":
+        train.to_csv(tmp_path / "train.csv", index=False)
     else:
         train.to_parquet(tmp_path / "train.parquet")
     own = task(tmp_path, probabilities=["probs"])

@@ -6,6 +6,7 @@ are measured before any training. ``task`` is a ``TextTask``, which is built on 
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from distill_runner.datasets.readers.tables import SplitTable, read_table
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.columns import is_blank, numbers
 from distill_runner.tasks.decoding import OneClass, fitted_temperature
+from distill_runner.tasks.printed import printed_value
 from distill_runner.tasks.split_account import short_list
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 TRANSFER = "transfer"
 """Name of the split that stands for a transfer set."""
+_FENCE = re.compile(r"^\s*```\w*\s*|\s*```\s*$")
+"""Around JSON in the answer of a language model."""
 NOT_RAW = "takes numbers before the softmax, but all are from 0 to 1, as probabilities are"
 
 
@@ -137,8 +141,9 @@ def ordered_numbers(task: Any, table: SplitTable, split: str) -> tuple[np.ndarra
         UserError: a cell is no finite number, there is another number of columns, or their names say another order.
     """
     columns, key, names = task.prediction_columns, task.prediction_key, task.head.names or ()
-    if len(columns) == 1 and any(isinstance(cell, list | Mapping) for cell in table.columns[columns[0]]):
-        return listed_numbers(task, table.columns[columns[0]], split)
+    cells = [printed_value(cell) or cell if isinstance(cell, str) else cell for cell in table.columns[columns[0]]]
+    if len(columns) == 1 and any(isinstance(cell, list | Mapping) for cell in cells):
+        return listed_numbers(task, cells, split)
     values = np.array([numbers(table.columns[name]) for name in columns]).T
     blank = np.array([[is_blank(cell) or cell == "nan" for cell in table.columns[name]] for name in columns]).T
     if len(places := np.argwhere(np.isnan(values) & ~blank)):
@@ -190,7 +195,7 @@ def listed_numbers(task: Any, cells: Sequence[Any], split: str) -> tuple[np.ndar
 def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
     """Return the share (N, C) of each label among the answers of each row, or their mean for scores."""
     total = np.zeros((len(table.columns[task.prediction_columns[0]]), task.head.num_labels))
-    counts = np.zeros(len(total), dtype=np.int64)
+    counts, variants = np.zeros(len(total), dtype=np.int64), Counter[str]()
     for name in task.prediction_columns:
         own, own_table = task_of_answers(task, name, table)
         values = own.label_values(own_table)
@@ -205,11 +210,20 @@ def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray,
             raise UserError("task.answers", name, problem, remedy) from error
         total[has_answer] += task.decoding.indicators(labels, task.head.num_labels)
         counts += has_answer
+        originals = [str(value) for value, one in zip(table.columns[name], has_answer, strict=True) if one]
+        variants.update(text for text in originals if text not in task.names)
     shares = np.full(total.shape, np.nan)
     np.divide(total, counts[:, None], out=shares, where=counts[:, None] > 0)
     low, high = counts[counts > 0].min(initial=99), counts.max(initial=0)
-    remark = f"shares of {low} to {high} answers" if low < high else f"shares of {high} answers"
-    return shares, [remark] if high > 1 else []
+    remarks = [f"shares of {low} to {high} answers" if low < high else f"shares of {high} answers"] * int(high > 1)
+    if task.has_classes:
+        of_classes = zip(task.names, total.sum(axis=0).astype(int), strict=True)
+        remarks.append(f"answers: {short_list([f'{name} {count:,}' for name, count in of_classes])}")
+        spellings = [f"{text[:40]!r} {count:,}" for text, count in variants.most_common()]
+        remarks += [f"{variants.total():,} in another spelling: {short_list(spellings)}"] * bool(spellings)
+    if missing := len(total) * len(task.prediction_columns) - int(counts.sum()):
+        remarks.append(f"{missing:,} are empty or in task.no_answer")
+    return shares, remarks
 
 
 def task_of_answers(task: Any, column: str, table: SplitTable) -> tuple[Any, SplitTable]:
@@ -217,7 +231,8 @@ def task_of_answers(task: Any, column: str, table: SplitTable) -> tuple[Any, Spl
     skipped = {word.casefold() for word in task.no_answer or ()}
     values = table.columns[column]
     class_names = set(map(normalized_label, task.labels or ())) if task.has_classes else set[str]()
-    answers = [trimmed_answer(value, class_names) if class_names else value for value in values]
+    class_names |= set(map(normalized_label, skipped)) if class_names else set()
+    answers = [read_answer(value, class_names) for value in values]
     answers = ["" if is_text_of(own, skipped) else own for own in answers]
     own = task.model_copy(update={"label": column, "gold": "all", "class_weights": None})
     return own, SplitTable({column: answers}, None, table.untyped)
@@ -228,16 +243,32 @@ def is_text_of(value: Any, words: Collection[str]) -> bool:
     return isinstance(value, str) and value.strip().casefold() in words
 
 
-def trimmed_answer(value: Any, class_names: Collection[str]) -> Any:
+def read_answer(value: Any, class_names: Collection[str]) -> Any:
     """Return an answer that names no class without quotes and stars around it and without a final stop.
 
+    An object, such as ``{"label": "good", "reason": "..."}``, also as JSON in a fence, is read by its only field that
+    names a class, and without names of classes by its only field. What cannot be read so stays as it is.
+
     Args:
-        class_names: names of the classes, as ``normalized_label`` returns them. An answer that is one of them is kept.
+        class_names: names of the classes and of no answer, as ``normalized_label`` returns them. An answer that is one
+            of them is kept.
     """
-    if not isinstance(value, str) or normalized_label(value) in class_names:
+    content = printed_value(_FENCE.sub("", value)) if isinstance(value, str) else value
+    if isinstance(content, Mapping):
+        answers = [read_answer(field, class_names) for field in content.values()]
+        answers = [own for own in answers if not class_names or _names_classes(own, class_names)]
+        return answers[0] if len(answers) == 1 else value
+    if not isinstance(value, str) or _names_classes(value, class_names):
         return value
     trimmed = re.sub(r"""^[\s"'`*“”‘’«»]+|[\s"'`*“”‘’«».。!]+$""", "", value)
-    return trimmed if normalized_label(trimmed) in class_names else value
+    return trimmed if _names_classes(trimmed, class_names) else value
+
+
+def _names_classes(answer: Any, class_names: Collection[str]) -> bool:
+    """Return whether an answer is the name of a class, or a list of such names."""
+    return all(
+        normalized_label(str(name)) in class_names for name in (answer if isinstance(answer, list) else [answer])
+    )
 
 
 def class_of_column(column: str, names: Sequence[str]) -> int | None:
