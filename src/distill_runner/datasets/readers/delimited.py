@@ -163,8 +163,8 @@ class DelimitedReader(Reader):
     def _lost_rows(self, long_rows: dict[int, list[str]], name: str) -> list[str]:
         """Search values of several lines for rows that a wrong quotation mark has swallowed.
 
-        A line of such a value looks like a row if it has a value for each column, and one of them is repeated in other
-        rows in a column of few values, such as that of the labels.
+        A line of such a value looks like a row if it has a value for each column, and one of them is repeated, in rows
+        of one line or in the same value, in a column of few values, such as that of the labels.
 
         Returns:
             A warning for values that may hold rows.
@@ -174,11 +174,8 @@ class DelimitedReader(Reader):
         width = len(self._first_row)
         if not long_rows or width == 1:  # any line looks like a row of one column
             return []
-        pieces = {line: self._lines_of_value(row) for line, row in long_rows.items()}
-        rows = [piece for lines in pieces.values() for piece in lines if len(piece) == width]
-        reader, previous = self._reader(), 0
-        counters = {position: Counter(row[position] for row in rows) for position in range(min(width, MAX_CATEGORICAL))}
-        count = len(rows)
+        reader, previous, count = self._reader(), 0, 0
+        counters = {position: Counter[str]() for position in range(min(width, MAX_CATEGORICAL))}
         for row in reader:
             if reader.line_num - previous == 1 and previous and len(row) == width:
                 count += 1
@@ -187,18 +184,18 @@ class DelimitedReader(Reader):
                     if len(counter) > MAX_VALUES:
                         del counters[position]
             previous = reader.line_num
-        categories = {position: counter for position, counter in counters.items() if 2 * len(counter) <= count}
-
-        def is_row(values: Sequence[str]) -> bool:
-            has_category = (values[i] and counter[values[i]] > 1 for i, counter in categories.items())
-            return len(values) == width and any(has_category)
-
-        for line, lines in pieces.items():
-            if all(map(is_row, lines)):
+        suspects = list[int]()
+        for line, row in long_rows.items():
+            lines = self._lines_of_value(row)
+            fitting = [values for values in lines if len(values) == width]
+            own = {position: Counter(values[position] for values in fitting) for position in counters}
+            few = [i for i in own if 2 * len(counters[i].keys() | own[i].keys()) <= count + len(fitting)]
+            has_category = [any(one[i] and counters[i][one[i]] + own[i][one[i]] > 1 for i in few) for one in fitting]
+            if lines and len(fitting) == len(lines) and all(has_category):
                 problem = f"the quotation mark in line {line + self._skipped} swallows the rows up to line"
                 remedy = 'Inside a value, a mark is written "". If its lines only look like rows, save it as .jsonl.'
                 raise FileProblem(f"{problem} {line + self._skipped + len(lines)}", remedy)
-        suspects = [line + self._skipped for line, lines in pieces.items() if any(map(is_row, lines))]
+            suspects += [line + self._skipped] * any(has_category)
         problem = f"{name}: a value from line {suspects[0]} has lines that look like rows" if suspects else ""
         return [f"{problem}: is a quotation mark wrong?"] if suspects else []
 
