@@ -1,7 +1,7 @@
 """Tensors of the fake device, and the operations on them."""
 
+import inspect
 import pkgutil
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -137,6 +137,7 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "is_pinned":
         return False
     _check(function, name, args, here, others)
+    graphs.require_generator(name)
     _count(name, function, args, kwargs, here, others, wanted)
     inner_args, inner_kwargs = tree_unflatten([one.held if isinstance(one, OnGpu) else one for one in flat], form)
     if wanted == "cuda":
@@ -172,7 +173,6 @@ def _check(function: Any, name: str, args: Any, here: list[Any], others: list[An
 def _count(
     name: str, function: Any, args: Any, kwargs: dict[str, Any], here: list[Any], others: list[Any], wanted: str | None
 ) -> None:
-    site = _site()
     if name == "copy_" and here and others:
         to_gpu, source = isinstance(args[0], OnGpu), args[1]
     elif name == "_to_copy" and wanted is not None and (wanted == "cuda") != bool(here):
@@ -182,13 +182,14 @@ def _count(
         waits = waits or (name == "repeat_interleave" and kwargs.get("output_size") is None)
         indices = args[1] if name.startswith(("index", "_index_put")) and isinstance(args[1], list | tuple) else []
         if waits or any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
-            _wait(f"{name}, {site}")
+            _wait(f"{name}, {_site()}")
         if name not in _NO_KERNEL and not function.is_view:
             COUNTS.launches[name] += 1
         return
     if not to_gpu:
-        _wait(f"copy to the host, {site}")
+        _wait(f"copy to the host, {_site()}")
         return
+    site = _site()
     COUNTS.copies[site] += 1
     if source.dim() and source.untyped_storage().data_ptr() not in _PINNED:
         _wait(f"copy of memory that is not pinned, {site}")
@@ -215,9 +216,12 @@ def _compute(function: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any
 
 def _site() -> str:
     """The line of the package that asked for it."""
-    for frame in reversed(traceback.extract_stack()):
-        if "distill_runner/" in frame.filename:
-            return f"{frame.filename.rpartition('distill_runner/')[2]}:{frame.lineno}"
+    frame = inspect.currentframe()
+    while frame is not None:
+        _, is_of_package, file = frame.f_code.co_filename.rpartition("distill_runner/")
+        if is_of_package:
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
     return "elsewhere"
 
 
@@ -231,6 +235,7 @@ def _pin(tensor: Tensor, device: Any = "cuda") -> Tensor:
 
 
 def _kept(tensor: Tensor) -> Tensor:
+    graphs.forbid("allocation of pinned memory")
     _PINNED[tensor.untyped_storage().data_ptr()] = tensor
     return tensor
 

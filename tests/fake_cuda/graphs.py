@@ -1,7 +1,9 @@
 """``torch.cuda.CUDAGraph`` on the fake device: a replay computes again what was called while it recorded.
 
 Nothing happens while it records: weights and the state of the generator stay. As on a GPU, what makes the host
-wait, copies of memory that is not pinned, and calls of the generator are errors.
+wait, copies of memory that is not pinned, allocations of pinned memory, and calls of the generator are errors, after
+which the generator is not to be used until another recording has ended well (torch until 2.10 at least). Graphs of one
+pool share their memory: what one computes lasts until another one is replayed.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fake_cuda import COUNTS
 
+RANDOM = frozenset(["native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "uniform_", "normal_"])
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
 
@@ -21,16 +24,28 @@ class CUDAGraph:
     """The calls of one recording, on the tensors that it saw."""
 
     current: "CUDAGraph | None" = None
+    has_failed = False
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
         self.originals: dict[int, tuple[Tensor, Tensor]] = {}
+        self.computed: list[Tensor] = []
+        self.neighbors = [self]
+        self.error = ""
 
-    def pool(self) -> tuple[int, int]:
-        return id(self), 0
+    def pool(self) -> list["CUDAGraph"]:
+        return self.neighbors
+
+    def spoil(self) -> None:
+        """Lose what lies in the memory of the pool."""
+        for tensor in self.computed:
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
 
     def replay(self) -> None:
         assert CUDAGraph.current is None, NOT_PERMITTED
+        for other in self.neighbors:
+            if other is not self:
+                other.spoil()
         COUNTS.launches["replay"] += 1
         launches, copies = COUNTS.launches.copy(), COUNTS.copies.copy()
         for call in self.calls:
@@ -53,7 +68,14 @@ def is_current_stream_capturing() -> bool:
 def forbid(what: str) -> None:
     """Raise what CUDA raises if this happens while a graph records."""
     if CUDAGraph.current is not None:
-        raise RuntimeError(f"{NOT_PERMITTED}: {what}")
+        CUDAGraph.current.error = f"{NOT_PERMITTED}: {what}"
+        raise RuntimeError(CUDAGraph.current.error)
+
+
+def require_generator(name: str) -> None:
+    """Raise what torch raises if a recording has failed and left its generator in the state of recording."""
+    if CUDAGraph.has_failed and CUDAGraph.current is None and name in RANDOM:
+        raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
 
 
 @contextmanager
@@ -64,21 +86,28 @@ def graph(
     assert capture_error_mode == "thread_local"
     random, launches, copies = torch.get_rng_state(), COUNTS.launches.copy(), COUNTS.copies.copy()
     CUDAGraph.current = cuda_graph
+    if pool is not None:
+        cuda_graph.neighbors = pool
+        pool.append(cuda_graph)
     try:
         yield
     finally:
-        CUDAGraph.current = None
+        CUDAGraph.current, CUDAGraph.has_failed = None, bool(cuda_graph.error)
         COUNTS.launches, COUNTS.copies = launches, copies
         for whole, original in cuda_graph.originals.values():
             whole.copy_(original)
         torch.set_rng_state(random)
+        cuda_graph.spoil()
+        if cuda_graph.error:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
 
 def written(function: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """The arguments that an operation writes to."""
+    """The arguments that an operation writes to; batch normalization does not declare its own."""
     found = []
     for place, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written or argument.name in ("running_mean", "running_var"):
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             found += [one for one in tree_leaves(value) if isinstance(one, Tensor)]
     return found
@@ -100,3 +129,4 @@ def note(compute: Callable[[], Any], found: Any, inputs: Any, is_view: bool) -> 
                     output.copy_(result)
 
     CUDAGraph.current.calls.append(again)
+    CUDAGraph.current.computed += [output for output, own in zip(outputs, is_own, strict=True) if own]

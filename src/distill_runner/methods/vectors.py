@@ -21,15 +21,19 @@ from distill_runner.models.features import EncoderShape, FeatureRequest, Feature
 Distance = Literal["squared", "cosine"]
 
 
-def vector_distance(student_BC: Tensor, teacher_BC: Tensor, distance: Distance) -> Tensor:
-    """Return the distance of the vectors of the same texts, mean over the texts.
+def vector_distance(
+    student_BC: Tensor, teacher_BC: Tensor, distance: Distance, weights_B: Tensor | None = None
+) -> Tensor:
+    """Return the distance of the vectors of the same texts, (weighted) mean over the texts.
 
     ``squared`` is the squared Euclidean distance, a sum over the numbers of a vector; ``cosine`` is 1 minus the cosine.
     For vectors of length 1, the first is twice the second.
     """
     if distance == "squared":
-        return (student_BC - teacher_BC).square().sum(-1).mean()
-    return (1 - functional.cosine_similarity(student_BC, teacher_BC, dim=-1)).mean()
+        losses_B = (student_BC - teacher_BC).square().sum(-1)
+    else:
+        losses_B = 1 - functional.cosine_similarity(student_BC, teacher_BC, dim=-1)
+    return (losses_B if weights_B is None else losses_B * weights_B.to(losses_B)).mean()
 
 
 def similarity_kl(student_BC: Tensor, teacher_BC: Tensor, temperature: float) -> Tensor:
@@ -103,6 +107,7 @@ class VectorLoss(LossTerm):
             et al. 2022, Eq. 1); the loss is the mean over them. Empty compares the vectors as they are.
     """
 
+    weighs_examples = True
     components: Tensor
 
     def __init__(
@@ -150,10 +155,8 @@ class VectorLoss(LossTerm):
             target = target @ self.components.T.to(target.dtype)
         elif self.widths == "project":
             own = self.projection(own)
-        if not self.prefixes:
-            return vector_distance(own, target, self.distance)
-        parts = [vector_distance(prefix(own, size), prefix(target, size), self.distance) for size in self.prefixes]
-        return torch.stack(parts).mean()
+        pairs = [(prefix(own, size), prefix(target, size)) for size in self.prefixes] or [(own, target)]
+        return torch.stack([vector_distance(*pair, self.distance, batch.example_weights) for pair in pairs]).mean()
 
 
 class SimilarityLoss(LossTerm):

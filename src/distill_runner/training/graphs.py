@@ -10,12 +10,14 @@ Shapes repeat because batches of texts are filled up: ``fill`` appends sequences
 import logging
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from distill_runner.common.errors import first_line
 from distill_runner.datasets.batches import Batch, length_groups
 from distill_runner.methods.base import Progress
 from distill_runner.training.devices import Device, mapped, shape_of, tensors_of
@@ -33,9 +35,11 @@ TOKEN_STEP, OUTPUT_STEP, LENGTH_STEP = 128, 32, 32
 def fill(batch: Batch) -> Batch:
     """Append sequences of weight 0 to a batch of texts on the host, so that few numbers of tokens and outputs occur.
 
-    The weights of the other examples are raised so that means over the units of the batch stay what they are.
+    The weights of the other examples are raised so that means over the units of the batch stay what they are. No batch
+    has a seed of its own for dropout any more: a GPU's kernels draw the numbers themselves.
     """
-    if not isinstance(batch, Batch) or batch.rows is not None:
+    batch = replace(batch, dropout_seed=None)
+    if not isinstance(batch, Batch):
         return batch
     size, tokens, groups = batch.size, batch.num_tokens, batch.groups
     longest = max(group.is_token.shape[1] for group in groups)
@@ -63,7 +67,9 @@ def fill(batch: Batch) -> Batch:
         outputs["head_tokens"] = torch.cat([head_tokens, new.to(head_tokens)])
         outputs["weights_of_outputs"] = _scaled(batch.output_weights, own, added)
         outputs["output_rows"] = repeated(batch.output_rows, added)
-    has_label_of_output = batch.labels is not None and len(batch.labels) == own
+    labels = batch.labels  # of outputs, of examples or, in a batch of rows of texts, of the rows, which stay
+    if batch.rows is None:
+        labels = zeros(labels, added if labels is not None and len(labels) == own else extra)
     return replace(
         batch,
         input_ids=repeated(batch.input_ids, total - tokens),
@@ -72,12 +78,11 @@ def fill(batch: Batch) -> Batch:
         starts=torch.from_numpy(starts),
         index=repeated(batch.index, extra),
         groups=tuple(length_groups(all_lengths, starts, None, longest)),
-        labels=zeros(batch.labels, added if has_label_of_output else extra),
+        labels=labels,
         is_next=zeros(batch.is_next, extra),
         skipped=zeros(batch.skipped, extra),
         example_weights=_scaled(weights, size, extra),
         weights_of_tokens=_scaled(batch.token_weights, tokens, total - tokens),
-        dropout_seed=None,  # a GPU's kernels generate the numbers themselves
         **outputs,
     )
 
@@ -98,6 +103,9 @@ class ProgressReads:
     def __getattr__(self, name: str) -> Any:
         self.names.add(name)
         return getattr(self.progress, name)
+
+
+_recording = partial(torch.cuda.graph, capture_error_mode="thread_local")
 
 
 @dataclass
@@ -169,11 +177,13 @@ class Graphs:
         parts, rate = mapped(moved, lambda tensor: tensor if next(on_host) else tensor.clone())
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            with _recording(graph, self.pool):
                 outputs = self.update(parts, rate, progress)
                 values = torch.stack(list(outputs.values()))
         except RuntimeError as error:
-            self._give_up(str(error).splitlines()[0])
+            self._give_up(first_line(error.__context__ or error))  # as the recording ends, CUDA raises another
+            with _recording(torch.cuda.CUDAGraph()):  # which ends well: else torch's generator would still record
+                rate.clone()
             return None
         self.pool = self.pool or graph.pool()
         return _Recorded(block, (parts, rate), graph, list(outputs), values)

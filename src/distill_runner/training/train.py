@@ -233,6 +233,7 @@ class Training:
         It depends on its arguments, on the state of weights and optimizer, and on ``method.phase`` alone.
         """
         means, diagnostics = dict[str, Tensor](), dict[str, Tensor]()
+        self.optimizer.zero_grad(set_to_none=True)  # of a recording that failed
         for batch, targets in parts:
             _add(means, self._backward(batch, self.teacher.features(targets), progress))
             _add(diagnostics, self.method.diagnostics(), batch.weights["example"])
