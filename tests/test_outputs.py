@@ -5,9 +5,13 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from distill_runner.datasets.batches import Batch
+from distill_runner.methods.base import Progress
 from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score
+from distill_runner.methods.predictions import HardLabels
+from distill_runner.models.features import Features
 
 NOTHING = torch.zeros(0, dtype=torch.long)
 LOG3 = math.log(3)  # softmax of (log 3, 0) is (3/4, 1/4), and sigmoid of log 3 is 3/4
@@ -24,6 +28,14 @@ def test_classes_may_have_weights() -> None:
     assert Classes().label_loss(logits, batch(labels)).item() == pytest.approx((right + wrong) / 2)
     weighted = Classes([0.5, 3.0]).label_loss(logits, batch(labels))
     assert weighted.item() == pytest.approx((0.5 * right + 3 * wrong) / 2)
+
+
+def test_smoothed_labels_are_those_of_torch() -> None:
+    logits, labels = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 2, 1, 0])
+    term = HardLabels(smoothing=0.1)
+    term.outputs = Classes()
+    loss = term(Features(logits), Features(), batch(labels), Progress(0, 0, 1, 1))
+    torch.testing.assert_close(loss, functional.cross_entropy(logits, labels, label_smoothing=0.1))
 
 
 def test_label_sets_are_means_over_examples_and_labels() -> None:

@@ -4,10 +4,12 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -22,6 +24,7 @@ from distill_runner.methods.outputs import Classes, Score
 from distill_runner.methods.predictions import LogitMatching
 from distill_runner.methods.schedules import EpochsPerStep
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
+from distill_runner.pipeline.build import teacher_targets, teacher_temperature
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.stages import Stage
@@ -270,7 +273,9 @@ def test_a_run_that_follows_nothing_keeps_no_checkpoints_unless_told(compose: Co
     assert told.stage.key == plain.stage.key
     assert told.build() == weights
     assert told.trained == ["teacher", "student"]
-    assert {folder.name for folder in told.checkpoints().glob("*/")} == {"epoch-1", "epoch-2", "stage"}
+    assert {folder.name for folder in told.checkpoints().glob("*/")} == {
+        *("epoch-1", "epoch-2", "predictions-of-epoch-1", "predictions-of-epoch-2", "stage")
+    }
 
 
 @pytest.mark.parametrize(
@@ -352,3 +357,20 @@ def test_a_temperature_that_does_not_reach_1_is_told(compose: Compose, caplog: p
         run = compose("method=annealing", "loss.tau_max=3", f"stages.phase1.optim.epochs={epochs}")
         resolve(run.stages, "phase1", "fp32")
         assert ("T falls from loss.tau_max=3 to 2 in 3 epochs" in caplog.text) == told
+
+
+def test_each_checkpoint_is_calibrated_by_its_own_predictions(compose: Compose) -> None:
+    """The last one is the teacher's result if the last epoch is, and earlier ones have other temperatures."""
+    run = Run(compose("method=rco", *SMALL, "teacher.optim.epochs=2", "teacher.optim.lr=1e-3"))
+    stage, builder = run.stage, run.pipeline
+    first, second, result = (teacher_temperature(stage, builder, checkpoint) for checkpoint in (1, 2, None))
+    assert first != second == result
+
+    calibrated = replace(stage, config=stage.config.model_copy(update={"calibrate_teacher": True}))
+    batch = builder.inputs.data(stage).batch(np.arange(4), 0)
+    for epoch, temperature in enumerate((first, second)):
+        plain, scaled = (
+            teacher_targets(one, builder)(batch, progress(epoch, 2), one.teacher_needs).logits_OC
+            for one in (stage, calibrated)
+        )
+        torch.testing.assert_close(scaled * temperature, plain)

@@ -146,12 +146,12 @@ def expand_shorthand(override: str) -> str:
 
     A part of a split, ``train[:90%]``, and a metric with an address get quotes, which Hydra's grammar needs.
     """
-    override = re.sub(r"^([\w.]+)=([\w./:-]+\[[\w~%.]*:[\w~%.]*\])$", r"\1='\2'", override)
+    override = re.sub(r"^(\+{0,2}[\w.]+)=([\w./:-]+\[[\w~%.]*:[\w~%.]*\])$", r"\1='\2'", override)
     if (metrics := re.fullmatch(r"task\.metrics=\[?(.*?)\]?", override)) and re.search(r"[:/?]", metrics[1]):
         names = (name if name[:1] in "'\"" else f"'{name.strip()}'" for name in metrics[1].split(","))
         return f"task.metrics=[{','.join(names)}]"
     if not override.endswith("=null"):
-        override = re.sub(rf"^({LISTS})=([^][{{}}()'\"]+)$", r"\1=[\2]", override)
+        override = re.sub(rf"^(\+{{0,2}}{LISTS})=([^][{{}}()'\"]+)$", r"\1=[\2]", override)
     return re.sub(r"^student\.init=([\w,]+)$", r"student.init.layers=\1", override)
 
 

@@ -29,21 +29,36 @@ Temperature = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class HardLabels(LossTerm):
-    """Loss against the labels, such as cross entropy for classes (ALP-KD Eq. 1) and squared error for scores."""
+    """Loss against the labels, such as cross entropy for classes (ALP-KD Eq. 1) and squared error for scores.
+
+    Args:
+        smoothing: share of the loss that is against equal probabilities of all classes (Szegedy et al. 2016), as
+            ``label_smoothing`` in torch.
+    """
 
     reads_teacher = False
     reads_labels = frozenset({"labels"})
     weighs_examples = True
 
+    def __init__(self, smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0) -> None:
+        super().__init__()
+        self.smoothing = smoothing
+
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if not outputs.has_labels:
             remedy = "Learn from the vectors of a teacher: method=vectors teacher.fine_tuned=true."
             raise UserError(".term", "hard_labels", "texts of a task of vectors have no labels", remedy)
+        if self.smoothing and not outputs.has_temperature:
+            raise UserError(".smoothing", self.smoothing, "is for classes, but this task has scores", "Leave it out.")
         self.outputs, self.mean_over = outputs, outputs.unit
         self.student_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        return self.outputs.label_loss(student.logits_OC, batch)
+        loss, logits = self.outputs.label_loss(student.logits_OC, batch), student.logits_OC
+        if not self.smoothing:
+            return loss
+        even = self.outputs.soft_label_loss(logits, torch.zeros_like(logits), batch, 1.0, False)
+        return (1 - self.smoothing) * loss + self.smoothing * even
 
 
 class NextSentence(LossTerm):

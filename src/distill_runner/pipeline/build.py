@@ -49,7 +49,7 @@ from distill_runner.training.teachers import (
     TeacherTargets,
     in_float16,
 )
-from distill_runner.training.train import CHECKPOINT, EPOCH, PREDICTIONS, Training, fit
+from distill_runner.training.train import CHECKPOINT, EPOCH, EPOCH_PREDICTIONS, PREDICTIONS, Training, fit
 
 log = logging.getLogger(__name__)
 
@@ -336,27 +336,35 @@ def teacher_targets(stage: Stage, builder: Pipeline) -> TeacherTargets:
         open_targets = (
             (lambda checkpoint: MappedTargets(teacher.live(checkpoint), in_float16)) if is_rounded else teacher.live
         )
-    if stage.route:
-        return CheckpointTargets(stage.route, open_targets)
-    if not stage.config.calibrate_teacher:
-        return open_targets(None)
-    temperature = teacher_temperature(stage, builder)
-    log.info("stage %s: teacher logits divided by %.4g, fitted on the validation split", stage.name, temperature)
-    return MappedTargets(
-        open_targets(None), lambda features: replace(features, logits=features.logits_OC / temperature)
-    )
+    opened = open_targets
+    if stage.config.calibrate_teacher:
+
+        def opened(checkpoint: int | None) -> TeacherTargets:
+            temperature = teacher_temperature(stage, builder, checkpoint)
+            log.info(
+                "stage %s: teacher logits divided by %.4g, fitted on the validation split", stage.name, temperature
+            )
+            return MappedTargets(
+                open_targets(checkpoint), lambda features: replace(features, logits=features.logits_OC / temperature)
+            )
+
+    return CheckpointTargets(stage.route, opened) if stage.route else opened(None)
 
 
-def teacher_temperature(stage: Stage, builder: Pipeline) -> float:
+def teacher_temperature(stage: Stage, builder: Pipeline, checkpoint: int | None = None) -> float:
     """Return the temperature that fits the teacher's logits to the labels of the first validation split best.
 
     The teacher is built first if it is missing.
+
+    Args:
+        checkpoint: epoch of the teacher's checkpoint; None for its result.
     """
     task, teacher = stage.config.task, stage.teacher
     assert task is not None
     assert teacher is not None
     name, split = next(iter(task.validation.items()))
-    outputs = np.load(builder.build(teacher) / PREDICTIONS.format(name)).astype(np.float64)
+    epoch = checkpoint and builder.checkpoints(teacher) / EPOCH_PREDICTIONS.format(checkpoint)
+    outputs = np.load((epoch or builder.build(teacher)) / PREDICTIONS.format(name)).astype(np.float64)
     labels = np.asarray(builder.inputs.split(teacher.members[0] if teacher.members else teacher, split).labels)
     return fitted_temperature(outputs, labels)
 

@@ -303,7 +303,7 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
     if config.calibrate_teacher and not (
         (task is not None and task.has_classes and not task.has_token_outputs)
         and (task.data_summary.get("gold") != "none" and description.teacher_needs.logits)
-        and not (teacher.has_columns or config.route)
+        and not teacher.has_columns
     ):
         problem = "needs classes with gold labels, and a trained model as the teacher, whose logits the method reads"
         remedy = "Leave it out. Scores in columns: task.calibrate=true."

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECKPOINT, EPOCH, PREDICTIONS = "checkpoint.pt", "epoch-{}", "predictions-{}.npy"
+EPOCH_PREDICTIONS = "predictions-of-epoch-{}"
 FEW_STEPS = 100  # after fewer steps, a fine-tuned encoder usually still predicts only the majority class
 
 
@@ -270,13 +271,13 @@ class Training:
         history.epoch, history.position = history.epoch + 1, 0
         if self.epochs_folder is not None and self.group.is_main:
             self._save_model(self.epochs_folder / EPOCH.format(history.epoch))
+            self._save_predictions(self.epochs_folder / EPOCH_PREDICTIONS.format(history.epoch), predictions)
         score = next(iter(history.epochs[-1].values()), 0.0)
         if not (self.select_best and metrics) or score > history.best_score:
             history.best, history.best_score = history.epoch, score
             if self.group.is_main:
                 self._save_model(self.folder / "model")
-                for name, outputs in predictions.items():
-                    np.save(self.folder / PREDICTIONS.format(name), outputs)
+                self._save_predictions(self.folder, predictions)
         if metrics:
             values = {f"validation/{name}": value for name, value in metrics.items()}
             self.report(values, history.step, history.step / self.per_epoch)
@@ -289,6 +290,12 @@ class Training:
     def _save_model(self, folder: Path) -> None:
         with self.full_model() as model:
             model.save_pretrained(folder)
+
+    @staticmethod
+    def _save_predictions(folder: Path, predictions: Mapping[str, np.ndarray]) -> None:
+        folder.mkdir(exist_ok=True)
+        for name, outputs in predictions.items():
+            np.save(folder / PREDICTIONS.format(name), outputs)
 
     @property
     def is_finished(self) -> bool:
