@@ -8,15 +8,19 @@ VENV ?= .venv
 MARK ?= not (slow or real or faults or matrix or fake_cuda)
 BENCH ?= .venv-bench
 ARGS ?=
+STUDY ?= layers
+SECONDS ?= 600
+DATA ?=
 
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 # One thread in each of two processes: on a small machine, more threads only wait for each other. A process that has no
 # tests left takes some from the other.
+SEEDS = $(shell sed -n 's/.*[ {]seed: "*\([0-9][0-9,]*\).*/\1/p' sweeps/studies/$(STUDY).yaml | tr , ' ')
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all matrix lint format type check docs readme-picture bench bench-grid bench-gpu gpu-campaign faults dist clean
+.PHONY: help setup demo test test-all matrix lint format type check docs readme-picture bench bench-grid bench-gpu gpu-campaign study study-pack faults dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,6 +74,15 @@ bench-gpu: $(READY) ## time training runs that share a GPU
 
 gpu-campaign: $(READY) ## tell what only a GPU can tell, in eight minutes (ARGS=--dry: on the fake device)
 	$(BIN)/python -m benchmarks.gpu_campaign $(ARGS)
+
+study: $(READY) ## train what fits into SECONDS of a STUDY, seed by seed, and print its table; DATA=<unpacked study-pack>
+	DISTILL_DATA_DIR="$${DISTILL_DATA_DIR:-$(DATA)}" timeout -s INT $(SECONDS) sh -c 'for seed in $(SEEDS); do \
+	  $(BIN)/distill-run sweep=studies/$(STUDY) seed=$$seed hydra.sweep.dir=outputs/studies/$(STUDY) $(if $(DATA),teacher.source=$(DATA)/teacher) $(ARGS) || exit; \
+	done' || test $$? = 124
+	$(BIN)/distill-run table outputs/studies/$(STUDY)
+
+study-pack: $(READY) ## pack the model and the data of a STUDY for a machine without a network
+	$(BIN)/python -m benchmarks.study_pack $(STUDY) outputs/study-$(STUDY).tar
 
 faults: export FAULTS = long
 faults: $(READY) ## test kills, flipped bits, full disks, hub failures and wrong inputs (half an hour)
