@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 DEFAULT_STORE = "outputs/store"
 """Value of ``store.dir`` that nobody has set."""
 
-__all__ = ["RunResult", "compose", "figure", "frame", "results", "run", "table"]
+__all__ = ["RunResult", "compare", "compose", "figure", "frame", "results", "run", "table"]
 
 
 class RunResult(TypedDict, total=False):
@@ -229,6 +229,39 @@ def figure(results: Sequence[Result]) -> "Figure":
     from distill_runner.report.figures import score_figure
 
     return score_figure([result for result in results if result.get("score") is not None])
+
+
+def compare(
+    predictions: Mapping[str, Path | str | Sequence[Path | str]],
+    gold: Path | str,
+    *,
+    margin: float | None = None,
+    metric: str | None = None,
+    task_type: str | None = None,
+    labels: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Compare predictions of any program in files, as ``distill-run compare --predictions`` does.
+
+    >>> compare({"rkd": ["r1.csv", "r2.csv"], "base": "b.csv"}, "gold.csv", margin=1)["methods"]  # doctest: +SKIP
+
+    Args:
+        predictions: method -> its file, or files of several seeds. The first method is compared with each other one.
+        gold: file of the labels of the same examples, or qrels.
+        margin: difference in points below which methods are the same.
+        metric, task_type, labels: as ``--metric``, ``--type`` and ``--labels``.
+    Returns:
+        What ``--format json`` writes: ``methods``, ``comparisons``, ``labels``, ``agreement``; scores are in points.
+    Raises:
+        UserError: a file cannot be read, its ids are not those of the gold file, or can be taken in two ways.
+    """
+    from distill_runner.report.file_comparison import compare_files
+
+    files = {
+        name: [Path(one) for one in ([own] if isinstance(own, str | Path) else own)]
+        for name, own in predictions.items()
+    }
+    options = {"metric": metric, "task_type": task_type, "labels": labels}
+    return compare_files(files, Path(gold), margin, **options).as_json()
 
 
 def composed(*overrides: str, hydra: bool = False) -> "DictConfig":

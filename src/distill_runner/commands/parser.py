@@ -90,15 +90,24 @@ def _table(parser: Parser) -> None:
 
 @_subcommand(
     "table:show_comparison",
-    "test the first row of the table against each of the others",
+    "test the first row of the table, or the first file of predictions, against each of the others",
     """examples:
   distill-run compare alp nkd rkd pkd ckd             four tests, with Holm's correction
   distill-run compare alp rkd --margin 0.5            better, worse, the same within 0.5 points, or undecided
   distill-run compare alp rkd --looks 2               two more seeds were run after a look at three
+  distill-run compare --predictions a.csv b.csv --gold gold.csv --margin 1
+  distill-run compare --predictions rkd=r1.csv,r2.csv base=b1.csv,b2.csv --gold gold.csv
 """,
 )
 def _compare(parser: Parser) -> None:
-    parser.add_argument("rows", nargs="+", metavar="ROW", help="row of the table, or method that has only one row")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="row of the table, or method that has only one row")
+    files = "files of predictions of any program, a method each; several files of one are its seeds: rkd=a1.csv,a2.csv"
+    parser.add_argument("--predictions", nargs="+", metavar="FILE", help=files)
+    parser.add_argument("--gold", type=Path, metavar="FILE", help="with --predictions: labels of the same examples")
+    parser.add_argument("--metric", help="with --predictions: score (default: the usual one of the task type)")
+    parser.add_argument("--type", help="with --predictions: task type, if the labels may be of two")
+    classes = "with --predictions: classes in the order of their numbers, the positive one second: no,yes"
+    parser.add_argument("--labels", default="", help=classes)
     parser.add_argument("--runs", nargs="+", type=Path, default=[RUNS], help=f"folders of runs (default: {RUNS})")
     _add_filters(parser)
     _add_margin(parser)

@@ -13,9 +13,11 @@ from distill_runner.report import curves
 from distill_runner.report.collect import Result, select_results
 from distill_runner.report.compare import Comparison, compare, optimism
 from distill_runner.report.figures import comparison_figure, drawable, save, score_figure, write_pictures
+from distill_runner.report.file_comparison import compare_files
 from distill_runner.report.formats import WIDTH, as_csv, default_comparisons, html, latex, markdown, terminal
 from distill_runner.report.frame import ResultTable, tabulate
 from distill_runner.report.lines import as_mapping, as_markdown, sentence
+from distill_runner.report.prediction_files import methods_of
 
 
 def show_table(options: Namespace) -> None:
@@ -40,16 +42,27 @@ def show_table(options: Namespace) -> None:
 
 
 def show_comparison(options: Namespace) -> None:
-    """Print the tests of the first row against each of the others, on every task.
+    """Print the tests of the first row, or method of files, against each of the others, on every task.
 
     Raises:
         UserError: there are no runs, or a name fits no row or several rows.
     """
-    table = tabulate(select_results(options.runs, {"task": options.task, "method": options.method}))
-    try:
-        comparisons = compare(table, options.rows, margin=options.margin, looks=options.looks)
-    except UserError as error:
-        raise error.with_key("compare") if error.key == "--compare" else error from error
+    files = None
+    if options.predictions:
+        if options.gold is None:
+            raise UserError("--predictions", None, "needs the labels of the examples", "Add --gold gold.csv.")
+        by_method, names = methods_of(options.predictions), [name for name in options.labels.split(",") if name]
+        settings = options.margin, options.looks, options.metric, options.type, names
+        files = compare_files(by_method, options.gold, *settings)
+        comparisons = files.comparisons
+    elif not options.rows:
+        raise UserError("compare", None, "needs rows of the table, or files", "distill-run compare alp rkd")
+    else:
+        table = tabulate(select_results(options.runs, {"task": options.task, "method": options.method}))
+        try:
+            comparisons = compare(table, options.rows, margin=options.margin, looks=options.looks)
+        except UserError as error:
+            raise error.with_key("compare") if error.key == "--compare" else error from error
     if options.format == "picture":
         save(comparison_figure(comparisons), _picture(options.out))
         return
@@ -58,7 +71,11 @@ def show_comparison(options: Namespace) -> None:
         "markdown": lambda: as_markdown(comparisons),
         "json": lambda: json.dumps([as_mapping(one) for one in comparisons], indent=1) + "\n",
     }
-    _print_or_write(formats[options.format](), options.out)
+    text = formats[options.format]()
+    if files:
+        is_json = options.format == "json"
+        text = json.dumps(files.as_json(), indent=1) + "\n" if is_json else files.as_text(text)
+    _print_or_write(text, options.out)
 
 
 def draw_curves(options: Namespace) -> None:

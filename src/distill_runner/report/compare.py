@@ -41,6 +41,9 @@ class Comparison:
         seeds_p: two-sided p-value of the paired t-test over the shared seeds; None if it cannot be computed.
         methods: test over seeds and examples, of the shared seeds, in fractions; None if it cannot be computed.
         margin: in points; methods that differ by less are the same. None if only differences are of interest.
+        of_models: p-values of the tests at the margin over the examples; None unless the conclusion is on these models,
+            since one method has a single file of predictions.
+        score_intervals: 95% intervals over the examples of both scores, in fractions; None for runs.
         is_selected: whether a point was selected from a grid by these scores, so that no test has a known error.
         fixed_stages: for each row, the stages that all of its seeds share and the other row does not have.
         corrected: p-values by test, with Holm's correction for all comparisons made together.
@@ -59,6 +62,8 @@ class Comparison:
     seeds_p: float | None = None
     methods: MethodTest | None = None
     margin: float | None = None
+    of_models: Mapping[str, float] | None = None
+    score_intervals: tuple[tuple[float, float], tuple[float, float]] | None = None
     is_selected: bool = False
     fixed_stages: Mapping[str, Sequence[str]] = field(default_factory=dict)
     corrected: Mapping[str, float] = field(default_factory=dict)
@@ -75,7 +80,19 @@ class Comparison:
             if self.margin is not None:
                 p_values["same"] = self.methods.p_same(self.margin / 100)
                 p_values["not_worse"] = self.methods.p_not_worse(self.margin / 100)
-        return p_values
+        return {**p_values, **(self.of_models or {})}
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval that the conclusion rests on, in fractions; None without one."""
+        if (
+            self.of_models is not None
+            and self.examples
+            and self.examples.low is not None
+            and self.examples.high is not None
+        ):
+            return self.examples.low, self.examples.high
+        return self.methods.interval if self.methods else None
 
     def is_significant(self, test: str) -> bool:
         p = self.corrected.get(test, self.p_values.get(test))
@@ -84,8 +101,9 @@ class Comparison:
     @property
     def conclusion(self) -> str:
         """What the test over seeds and examples says of the first method: one of the four words of this module."""
-        if self.methods and self.is_significant("methods"):
-            return BETTER if self.methods.difference > 0 else WORSE
+        name, test = ("methods", self.methods) if self.of_models is None else ("examples", self.examples)
+        if test and self.is_significant(name):
+            return BETTER if test.difference > 0 else WORSE
         return SAME if self.is_significant("same") else UNDECIDED
 
     @property
@@ -221,8 +239,13 @@ def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = N
         pairs = [([n for n in of_seed if n < size], [n for n in of_seed if n >= size]) for of_seed in of_seeds]
         return np.stack([values[..., a].mean(-1) - values[..., b].mean(-1) for a, b in pairs], axis=-1)
 
-    seeds_p = methods = None
-    if len(seeds) < 2:
+    seeds_p = methods = of_models = intervals = None
+    if scores and "read" in runs[0]:
+        intervals = scores.score_interval(slice(size)), scores.score_interval(slice(size, None))
+    if scores and intervals and len(seeds) < 2:
+        tests = {"same": scores.p_same, "not_worse": scores.p_not_worse}
+        of_models = {} if margin is None else {name: test(margin / 100) for name, test in tests.items()}
+    elif len(seeds) < 2:
         verb = "is" if len(seeds) == 1 else "are"
         problems.append(f"no test over seeds: it needs at least two that both rows ran; there {verb} {len(seeds)}")
     elif np.ptp(differences := by_seed(np.array([run["score"] for run in runs]))) < 1e-12:
@@ -249,6 +272,8 @@ def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = N
         seeds_p,
         methods,
         margin,
+        of_models,
+        intervals,
         is_selected=bool(selected),
     )
 
@@ -319,6 +344,8 @@ class Predictions:
 
 def _predictions(run: Result) -> Predictions | None:
     """Return the predictions of the run's split; None if their score is not the run's."""
+    if "read" in run:  # a file of predictions
+        return run["read"]
     pattern, split = TEST_PREDICTIONS if tested_on(run) else PREDICTIONS, "".join(scored_on(run) or ["validation"])
     try:
         predictions = Predictions.read(Path(run["folder"], pattern.replace("*", split)), run["metric"])

@@ -188,7 +188,7 @@ def _epoch_scores(result: Result) -> list[float]:
 
 
 def comparison_figure(comparisons: Sequence["Comparison"]) -> "Figure":
-    """Draw a forest plot: the differences with their intervals over seeds and examples, and the margin as a band.
+    """Draw a forest plot: the differences with the intervals of the conclusions, and the margin as a band.
 
     A mark is full where the comparison is decided. Comparisons without a test have a difference and no interval.
 
@@ -208,8 +208,8 @@ def comparison_figure(comparisons: Sequence["Comparison"]) -> "Figure":
                 looks[f"margin of {margin:g}"] = {"color": BAND, "linewidth": 8}
             for one in (one for one in pairs if one.task == task):
                 place, look = names.index((one.first, one.second)), CONCLUSIONS[one.conclusion]
-                if one.methods:
-                    low, high = (100 * bound for bound in one.methods.interval)
+                if one.interval:
+                    low, high = (100 * bound for bound in one.interval)
                     panel.plot([low, high], [place, place], color=look["color"], linewidth=1.5)
                 panel.plot(one.difference or 0.0, place, **look)
                 looks[one.conclusion] = look

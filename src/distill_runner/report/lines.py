@@ -187,6 +187,8 @@ def sentence(comparison: Comparison) -> str:
         interval = f"{_level(comparison.methods.looks)} {bounds_text(*comparison.methods.interval)}"
         text = f"over seeds and examples: {interval}, {_p(comparison, 'methods')}"
         parts.append(f"{text}: {conclusion_text(comparison)}")
+    if comparison.of_models is not None:
+        parts.append(f"these models: {conclusion_text(comparison)}")
     return f"{head}: {'; '.join([*parts, *comparison.remarks])}"
 
 
@@ -230,7 +232,7 @@ def table_cells(comparisons: Sequence[Comparison]) -> list[list[str]]:
     for comparison in comparisons:
         methods = comparison.methods
         numbers = ["" if comparison.difference is None else f"{comparison.difference:+.2f}"]
-        numbers.append(bounds_text(*methods.interval) if methods else "")
+        numbers.append(bounds_text(*comparison.interval) if comparison.interval else "")
         numbers.append(_p_text(comparison.corrected.get("methods", methods.p)).removeprefix("p ") if methods else "")
         rows.append([comparison.first, comparison.second, comparison.task, *numbers, conclusion_text(comparison)])
     return rows

@@ -132,6 +132,10 @@ class PairedScores(ABC):
         numbers = self.exact_interval or self._percentile_interval(differing) or ()
         return ExampleTest(self.examples, self.units, differing, observed, p, is_exact, *numbers)
 
+    def p_same(self, margin: float) -> float:
+        """Return the p-value of a difference of ``margin`` or more: the larger of two tests as ``p_not_worse``."""
+        return self._p_beyond(margin, -abs(float(self.difference(self.observed))))
+
     def p_not_worse(self, margin: float) -> float:
         """Return the p-value of these models of the first method being worse by ``margin`` or more (one-sided).
 
@@ -146,6 +150,9 @@ class PairedScores(ABC):
             1 if too few units differ to estimate a variance, or all samples have the same difference: the variance 0
             says that it cannot be estimated, not that the difference is certain.
         """
+        return self._p_beyond(margin, float(self.difference(self.observed)))
+
+    def _p_beyond(self, margin: float, difference: float) -> float:
         from scipy.special import ndtr
 
         least = margin * (1 - margin) / self.units if self.is_mean_of_examples else 0.0
@@ -154,7 +161,7 @@ class PairedScores(ABC):
         variance = max(float(self.difference(self.resampled).var(ddof=1)), least)
         if not variance:
             return 1.0
-        return float(ndtr(-(float(self.difference(self.observed)) + margin) / variance**0.5))
+        return float(ndtr(-(difference + margin) / variance**0.5))
 
     def score_interval(self, runs: slice) -> tuple[float, float]:
         """Return the bounds of the 95% interval over units of the mean score of some runs: bootstrap percentiles."""

@@ -322,12 +322,35 @@ def query_scores(
     for query, ranking in zip(rows, rankings, strict=True):
         gain_of, excluded = gains_of_query[query], judgments.excluded[query]
         gain_of.pop(int(excluded), None)
-        gains = [gain_of.get(document, 0) for document in ranking if document != excluded][:DEPTH]
-        ideal = _discounted_gain(sorted(gain_of.values(), reverse=True)[:10])
-        first = next((rank for rank, gain in enumerate(gains[:10], start=1) if gain), None)
-        ndcg = _discounted_gain(gains[:10]) / ideal if ideal else 0.0
-        scores.append((ndcg, 1 / first if first else 0.0, sum(map(bool, gains)) / max(len(gain_of), 1)))
-    return dict(zip(("ndcg_at_10", "mrr_at_10", "recall_at_100"), np.array(scores).T, strict=True))
+        scores.append(ranking_scores(gain_of, [document for document in ranking if document != excluded][:DEPTH]))
+    return {name: np.array([own[name] for own in scores]) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
+
+
+def ranking_scores(gain_of: Mapping[Any, int], ranking: Sequence[Any]) -> dict[str, float]:
+    """Return the scores of a query's ranking, best document first, as trec_eval defines them.
+
+    They are ``ndcg_at_10``, ``mrr_at_10``, ``recall_at_100``; and of all its documents, ``ndcg``, ``map``, ``mrr``.
+
+    Args:
+        gain_of: relevance of documents; those of 0 or less are not relevant.
+    """
+    relevant = {document: gain for document, gain in gain_of.items() if gain > 0}
+    gains = [relevant.get(document, 0) for document in ranking]
+    hits, ideal = np.flatnonzero(gains), sorted(relevant.values(), reverse=True)
+    first = int(hits[0]) + 1 if len(hits) else 0
+    total = max(len(relevant), 1)
+
+    def ndcg(depth: int | None) -> float:
+        return _discounted_gain(gains[:depth]) / _discounted_gain(ideal[:depth]) if ideal else 0.0
+
+    return {
+        "ndcg_at_10": ndcg(10),
+        "mrr_at_10": 1 / first if 0 < first <= 10 else 0.0,
+        "recall_at_100": int((hits < 100).sum()) / total,
+        "ndcg": ndcg(None),
+        "map": float((np.arange(1, len(hits) + 1) / (hits + 1)).sum()) / total,
+        "mrr": 1 / first if first else 0.0,
+    }
 
 
 def _discounted_gain(gains: list[int]) -> float:

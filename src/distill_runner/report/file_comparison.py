@@ -1,0 +1,396 @@
+"""Compare the predictions of any programs in files, by the tests that compare runs.
+
+A file becomes the predictions of a run: outputs with gold labels, counts of sets, or scores of examples. Several files
+of one method are its seeds, paired by their order. Where a method has one file, the conclusion is on these models.
+"""
+
+import re
+from ast import literal_eval
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from distill_runner.common.errors import UserError, quantity, suggestion
+from distill_runner.common.terminal import markdown_table
+from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, REGRESSION_METRICS
+from distill_runner.report.compare import Comparison, Predictions, compare_cells, correct
+from distill_runner.report.frame import ResultCell, SettingScores
+from distill_runner.report.lines import as_mapping, escaped
+from distill_runner.report.prediction_files import Values, label_text, read_values
+from distill_runner.report.resampling import SEED
+from distill_runner.report.sample_scores import SUMMED, f1_of_counts
+from distill_runner.tasks.decoding import MIN_PROBABILITY
+from distill_runner.tasks.questions.answers import normalize_answer, question_scores
+from distill_runner.tasks.split_account import short_list
+from distill_runner.tasks.tokens.tags import TagSet, complete_names, spelled_parts
+from distill_runner.tasks.vectors.retrieval import ranking_scores
+
+OF_SCORES, OF_SECOND_CLASS = ("auc", "brier", "ece"), ("f1", "accuracy_f1")
+"""Metrics of probabilities or logits, and those that depend on which of two classes is the positive one."""
+LABEL_DRAWS = 2_000
+IN_ORDER = "Name the classes in the order of their numbers: --labels no,yes"
+_INTEGER, _NUMBER = re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What one file predicted.
+
+    Attributes:
+        predictions: as those of a run.
+        keys: of each example: equal keys are equal predictions.
+        counts: (N, 3) by label: true positives, predicted and actual positives.
+        remark: what a reader has to know of it.
+    """
+
+    predictions: Predictions
+    keys: Sequence[Any]
+    counts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    remark: str = ""
+
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FileComparison:
+    """Scores of methods, the tests of the first against each other one, and what they agree on.
+
+    Attributes:
+        account: what was taken from each file, a line each.
+        methods: method, files, score with its interval over examples in points, and deviation over seeds.
+        comparisons: the tests.
+        labels: label, number of gold ones, F1 of both in points, their difference and its 95% interval over examples.
+        agreement: pair, or one method twice, and the share, or the correlation, of equal predictions of their files.
+    """
+
+    account: list[str]
+    methods: list[Row]
+    comparisons: list[Comparison]
+    labels: list[Row]
+    agreement: list[Row]
+
+    def as_json(self) -> Row:
+        return {**vars(self), "comparisons": [*map(as_mapping, self.comparisons)]}
+
+    def as_text(self, sentences: str) -> str:
+        """Return the comparison in Markdown; ``sentences`` are its tests in words."""
+        account = "\n".join(f"- {escaped(line)}" for line in self.account)
+        tables = [_table(self.methods), sentences.strip(), _table(self.labels), _table(self.agreement)]
+        return "\n\n".join(filter(None, [account, *tables])) + "\n"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    def cell(name: str, value: Any) -> str:
+        if isinstance(value, list):
+            return f"[{', '.join(cell(name, one) for one in value)}]"
+        digits = 4 if name in ("share", "correlation") else 2
+        return f"{value:.{digits}f}" if isinstance(value, float) else "" if value is None else escaped(str(value))
+
+    table = [[cell(name, value) for name, value in row.items()] for row in rows]
+    return markdown_table([*rows[0]], table, text_columns=2) if rows else ""
+
+
+def compare_files(
+    predictions: Mapping[str, Sequence[Path]],
+    gold_file: Path,
+    margin: float | None = None,
+    looks: int = 1,
+    metric: str | None = None,
+    task_type: str | None = None,
+    labels: Sequence[str] = (),
+) -> FileComparison:
+    """Compare the first method with each other one; a single method is only scored.
+
+    Args:
+        predictions: method -> its files, one a seed.
+        gold_file: labels of the same examples, or qrels.
+        margin, looks: as for ``compare``.
+        metric: one of the task type's metrics; None is the first.
+        task_type: a key of ``TYPES``; None is what the gold labels look like.
+        labels: classes in the order of their numbers; the second is the positive one.
+    Raises:
+        UserError: a file cannot be read, its ids are not those of the gold file, or can be taken in two ways.
+    """
+    gold = read_values(gold_file, "--gold")
+    if not gold.values:
+        raise UserError("--gold", gold_file, "has no labels", "It needs a column of them.")
+    order = [*(labels or gold.names)]
+    classes = order or [*dict.fromkeys(map(str, map(label_text, gold.values)))]
+    files = [read_values(file, "--predictions", classes) for own in predictions.values() for file in own]
+    kind = task_type or _type(gold, files[0])
+    if kind not in TYPES:
+        raise UserError("--type", kind, "there is no such task type", suggestion(kind, TYPES))
+    names, read = TYPES[kind]
+    if (metric := metric or names[0]) not in names:
+        raise UserError("--metric", metric, f"is no metric of {kind}", suggestion(metric, names))
+    files = files if kind == "retrieval" else [file.in_order_of(gold) for file in files]
+    parts = read(metric, gold, files, order)
+    account = [f"{gold_file}: {kind}, {quantity(len(gold.values), 'example', ',')}, {metric}; {gold.text}"]
+    account += [f"{file.file}: {file.text}{part.remark}" for file, part in zip(files, parts, strict=True)]
+    scored = {method: [parts.pop(0) for _ in own] for method, own in predictions.items()}
+    cells = {method: _cell(metric, gold_file.stem, own) for method, own in scored.items()}
+    first, *others = cells
+    pairs = [{first: cells[first], other: cells[other]} for other in others]
+    comparisons = correct([compare_cells(pair, gold_file.stem, margin, looks) for pair in pairs])
+    tests = comparisons or [compare_cells({first: cells[first], "": cells[first]}, gold_file.stem)]
+    rows = []
+    for number, (method, cell) in enumerate(cells.items()):
+        intervals, spread = tests[max(number - 1, 0)].score_intervals, cell.points[0].spread
+        bounds = None if intervals is None else [100 * bound for bound in intervals[min(number, 1)]]
+        rows.append({"method": method, "files": ", ".join(map(str, predictions[method])), "score": spread.mean})
+        rows[-1] |= {"interval": bounds, "sd": spread.sd}
+    of_labels = [row for other in others for row in _label_rows(first, other, scored)]
+    return FileComparison(account, rows, comparisons, of_labels, _agreement(scored, kind == "regression"))
+
+
+def _cell(metric: str, task: str, files: Sequence[Scored]) -> ResultCell:
+    """Return the files of a method as runs, whose seeds are the places of the files."""
+    read = [file.predictions for file in files]
+    runs = [{"seed": seed, "metric": metric, "score": one.score(metric), "read": one} for seed, one in enumerate(read)]
+    return ResultCell((SettingScores(tuple({**run, "split": task} for run in runs)),))
+
+
+def _label_rows(first: str, second: str, scored: Mapping[str, Sequence[Scored]]) -> list[Row]:
+    """Return F1 of both methods on each label, with a bootstrap interval of the difference over the examples."""
+    sizes, names = (len(scored[first]), len(scored[second])), [*scored[first][0].counts]
+    if not names:
+        return []
+    files = [*scored[first], *scored[second]]
+    columns = np.concatenate([file.counts[name] for name in names for file in files], axis=1)
+
+    def of_labels(weights: np.ndarray) -> np.ndarray:
+        """Return F1 of first and second method on each label, and their difference, (R, labels, 3)."""
+        f1 = f1_of_counts((weights @ columns).reshape(len(weights), len(names), len(files), 3))
+        one, other = f1[..., : sizes[0]].mean(-1), f1[..., sizes[0] :].mean(-1)
+        return 100 * np.stack([one, other, one - other], axis=-1)
+
+    draw, units = np.random.default_rng(SEED), len(columns)
+    draws = [np.bincount(draw.integers(units, size=units), minlength=units) for _ in range(LABEL_DRAWS)]
+    samples = [of_labels(np.stack(draws[start : start + 100]).astype(float)) for start in range(0, len(draws), 100)]
+    bounds = np.quantile(np.concatenate(samples)[..., 2], [0.025, 0.975], axis=0).T.tolist()
+    values = of_labels(np.ones((1, units)))[0].tolist()
+    gold = [int(scored[first][0].counts[name][:, 2].sum()) for name in names]
+    fields = ("label", "against", "gold", "f1", "other_f1", "difference", "interval")
+    rows = zip(names, gold, values, bounds, strict=True)
+    return [
+        dict(zip(fields, (name, second, count, *own, low_high), strict=True)) for name, count, own, low_high in rows
+    ]
+
+
+def _agreement(scored: Mapping[str, Sequence[Scored]], are_numbers: bool) -> list[Row]:
+    """Return how far the files of the first method and of each other one agree, and those of one method."""
+
+    def share(one: Scored, other: Scored) -> float:
+        if are_numbers:
+            return float(np.corrcoef(one.keys, other.keys)[0, 1])
+        return fmean(key == other_key for key, other_key in zip(one.keys, other.keys, strict=True))
+
+    first, *others = scored
+    pairs = [(first, other, [*product(scored[first], scored[other])]) for other in others]
+    pairs += [(method, method, [*combinations(own, 2)]) for method, own in scored.items() if len(own) > 1]
+    what = "correlation" if are_numbers else "share"
+    return [{"agree": a, "with": b, what: fmean(share(*pair) for pair in files)} for a, b, files in pairs]
+
+
+# --- From values to predictions, by task type
+
+
+def _type(gold: Values, sample: Values) -> str:
+    """Return the task type that gold labels look like.
+
+    Raises:
+        UserError: they can be of two.
+    """
+    if isinstance(gold.values[0], dict):
+        return "questions" if "text" in gold.values[0] else "retrieval"
+    parts = [one for value in gold.values if isinstance(value, list) for one in value]
+    if any(isinstance(one, dict) for one in parts):
+        return "questions" if any("answer_start" in one for one in parts) else "tokens"
+    if parts and not any(spelled_parts(str(one)) for one in parts):
+        problem = "has lists, of tags of words or of labels of a text"
+        raise UserError("--gold", gold.file, problem, "Say which: --type tokens, or --type multilabel.")
+    texts, others = ([label_text(value) for value in file.values] for file in (gold, sample))
+    if parts or not all(map(_NUMBER.fullmatch, texts)):
+        return "tokens" if parts else "classification"
+    are_whole = all(map(_INTEGER.fullmatch, [*texts, *filter(_NUMBER.fullmatch, others)]))
+    return "classification" if are_whole else "regression"
+
+
+def _classification(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
+    gold_names = _named(gold, order)
+    names = {*gold_names, *(name for file in files for name in file.names)}
+    classes = [*order] or sorted(names, key=lambda name: (len(name), name) if name.isdigit() else (99, name))
+    if metric in OF_SECOND_CLASS and (len(classes) != 2 or not (order or classes == ["0", "1"])):
+        raise UserError(
+            "--metric", metric, f"is of the second of two classes, and there are {short_list(classes)}", IN_ORDER
+        )
+    number, predicted, remarks = {name: place for place, name in enumerate(classes)}, [], []
+    for file in files:
+        texts = _named(file, order)
+        strays = Counter(text for text in texts if text not in number)
+        if file.scores is not None and (metric in OF_SCORES or not texts):
+            predicted.append(_logits(file, classes, bool(order)))
+        elif metric in OF_SCORES:
+            raise UserError("--metric", metric, f"needs scores of the classes, and {file.file} has none")
+        elif strays.total() == len(texts):
+            problem = f"has the labels {short_list([*strays])}, and {gold.file} has {short_list(classes)}"
+            raise UserError("--predictions", file.file, problem, IN_ORDER)
+        else:
+            predicted.append(np.eye(len(classes) + bool(strays))[[number.get(text, len(classes)) for text in texts]])
+        text = f"; {strays.total():,} labels that {gold.file} lacks count as wrong, such as '{next(iter(strays), '')}'"
+        remarks.append(text if strays else "")
+    width, labels = max(own.shape[1] for own in predicted), np.array([number[name] for name in gold_names])
+    scored = []
+    for own, remark in zip(predicted, remarks, strict=True):
+        outputs = np.pad(own, ((0, 0), (0, width - own.shape[1])), constant_values=own.min() - 1)
+        counts = SUMMED["f1_macro"][0](outputs, labels).reshape(len(labels), 3, -1)
+        by_label = {name: counts[:, :, place] for name, place in number.items()}
+        scored.append(Scored(Predictions("outputs", outputs, labels), outputs.argmax(axis=1), by_label, remark))
+    return scored
+
+
+def _named(file: Values, order: Sequence[str]) -> list[str]:
+    """Return the labels of a file as names; numbers stand for the names of ``order``."""
+    texts = [label_text(value) for value in file.values]
+    numbers = {str(number): name for number, name in enumerate(order) if str(number) not in order}
+    return [numbers[text] for text in texts] if {*texts} <= numbers.keys() else texts
+
+
+def _logits(file: Values, classes: Sequence[str], is_ordered: bool) -> np.ndarray:
+    """Return the scores of a file in the order of the classes, probabilities as their logarithms.
+
+    Raises:
+        UserError: there is another number of columns, or nothing says which column is which class.
+    """
+    scores, numbers = np.asarray(file.scores, dtype=np.float64), [*map(str, range(len(classes)))]
+    names = [*classes] if is_ordered and [*file.names] in ([], numbers) else [*file.names] or numbers
+    if {*names} != {*classes} or len(names) != scores.shape[1]:
+        problem = f"has scores of {scores.shape[1]} classes, and nothing says which is which of {short_list(classes)}"
+        raise UserError("--predictions", file.file, problem, IN_ORDER)
+    scores = scores[:, [names.index(name) for name in classes]]
+    return np.log(np.maximum(scores, MIN_PROBABILITY)) if scores.min() >= 0 and scores.max() <= 1 else scores
+
+
+def _regression(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
+    numbers = []
+    for file in (gold, *files):
+        texts = [label_text(value) for value in file.values]
+        if not texts or (other := next((text for text in texts if not _NUMBER.fullmatch(text)), None)) is not None:
+            problem = f"has '{other}', which is no finite number" if texts else "has no column of numbers"
+            raise UserError(
+                "--predictions", file.file, problem, "Repair it, or if these are labels: --type classification"
+            )
+        numbers.append(np.array(texts, dtype=np.float64))
+    return [Scored(Predictions("outputs", own[:, None], numbers[0]), own) for own in numbers[1:]]
+
+
+def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
+    """Score the entities of tags of words, or spans of characters."""
+    rows = [[value.split() if isinstance(value, str) else value for value in file.values] for file in (gold, *files)]
+    kinds = [any(isinstance(one, dict) for value in own for one in value) for own in rows]
+    tags = [tag for own, has_spans in zip(rows, kinds, strict=True) if not has_spans for value in own for tag in value]
+    tagset, parts = TagSet.from_names(complete_names(tags) or ["O"]), list[list[set[Any]]]()
+    for file, own, has_spans in zip((gold, *files), rows, kinds, strict=True):
+        problem, sizes = "", [*map(len, own)]
+        if has_spans != kinds[0] and any(sizes):
+            problem = f"has {'spans' if has_spans else 'tags'}, unlike {gold.file}: distill-run predict --out x.conll"
+        elif not has_spans and sizes != [*map(len, rows[0])] and not kinds[0]:
+            row = next(row for row, size in enumerate(sizes) if size != len(rows[0][row]))
+            problem = f"has {sizes[row]} tags in row {row}, and {gold.file} has {len(rows[0][row])}"
+        if problem:
+            raise UserError(
+                "--predictions", file.file, problem, "Predict a tag for each word, or spans as in the data."
+            )
+        if has_spans or kinds[0]:
+            parts.append([{(one["start"], one["end"], one["label"]) for one in value} for value in own])
+            continue
+        bounds, sets = np.cumsum([0, *sizes]), [set[Any]() for _ in own]
+        numbers = np.array([tagset.number[tag] for value in own for tag in value], dtype=np.int64)
+        for first, last, kind in tagset.entities(numbers, bounds).tolist():
+            sets[int(np.searchsorted(bounds, first, side="right")) - 1].add((first, last, tagset.type_names[kind]))
+        parts.append(sets)
+    return _of_sets(metric, parts)
+
+
+def _multilabel(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
+    def labels_of(value: Any) -> set[Any]:
+        if isinstance(value, str):  # as run_classification and distill-run predict write
+            value = literal_eval(value) if value.startswith("[") else filter(str.strip, value.split(";"))
+        return {(label_text(one),) for one in value or ()}
+
+    return _of_sets(metric, [[*map(labels_of, file.values)] for file in (gold, *files)])
+
+
+def _of_sets(metric: str, parts: Sequence[Sequence[set[Any]]]) -> list[Scored]:
+    """Score sets (N,) of tuples that end in a label; the first part is gold."""
+    names = sorted({one[-1] for own in parts for of_example in own for one in of_example})
+    number, gold, scored = {name: place for place, name in enumerate(names)}, parts[0], []
+    for own in parts[1:]:
+        counts = np.zeros((len(gold), len(names), 3))
+        for row, (right, predicted) in enumerate(zip(gold, own, strict=True)):
+            for column, part in enumerate((right & predicted, predicted, right)):
+                for one in part:
+                    counts[row, number[one[-1]], column] += 1
+        columns = {"precision": [0, 1, 1], "recall": [0, 2, 2]}.get(metric, [0, 1, 2])
+        summed = counts.reshape(len(gold), -1) if metric == "f1_macro" else counts.sum(axis=1)[:, columns]
+        predictions = Predictions("counts", summed, np.arange(len(gold)))
+        if metric == "subset_accuracy":
+            equal = np.array([right == one for right, one in zip(gold, own, strict=True)], dtype=np.float64)
+            predictions = Predictions("score", equal, np.arange(len(gold)))
+        scored.append(Scored(predictions, own, {name: counts[:, place] for name, place in number.items()}))
+    return scored
+
+
+def _questions(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
+    """Score answers by SQuAD's rules; gold answers are written as in its files, as on the hub, or as plain texts."""
+    golds = [value["text"] if isinstance(value, dict) else value for value in gold.values]
+    golds = [value if isinstance(value, list) else [value] for value in golds]
+    texts = [[str(one["text"] if isinstance(one, dict) else one or "") for one in value] for value in golds]
+    clusters = np.unique(gold.contexts or np.arange(len(texts)), return_inverse=True)[1]
+    scored = []
+    for file in files:
+        answers = [str(value or "") for value in file.values]
+        exact, f1 = question_scores(answers, texts, None, not all(map(any, texts)))
+        predictions = Predictions("score", exact if metric == "exact_match" else f1, clusters)
+        scored.append(Scored(predictions, [*map(normalize_answer, answers)]))
+    return scored
+
+
+def _retrieval(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
+    judged = dict(zip(gold.ids or (), gold.values, strict=True))
+    scored, queries = [], [query for query, gain_of in judged.items() if max(gain_of.values()) > 0]
+    for file in files:
+        score_of = dict(zip(file.ids or (), file.values, strict=True))
+        missing, unjudged = len({*queries} - score_of.keys()), len(score_of.keys() - judged.keys())
+        if missing == len(queries):
+            problem = f"ranks none of the queries of {gold.file}, such as '{next(iter(judged))}'"
+            raise UserError("--predictions", file.file, problem, "Compare rankings of the same queries.")
+        # The order of trec_eval: by score in single precision; of equal scores, the last id comes first.
+        pairs = [[(np.float32(score), one) for one, score in score_of.get(query, {}).items()] for query in queries]
+        ranked = [[one for _, one in sorted(own, reverse=True)] for own in pairs]
+        values = [ranking_scores(judged[query], own)[metric] for query, own in zip(queries, ranked, strict=True)]
+        remark = f"; {missing:,} of {len(queries):,} judged queries are not ranked, and count 0" if missing else ""
+        remark += f"; {unjudged:,} queries without judgments left out" if unjudged else ""
+        useless = len(judged) - len(queries)
+        remark += f"; {useless:,} judged queries without a relevant document left out" if useless else ""
+        predictions = Predictions("score", np.array(values), np.arange(len(values)))
+        scored.append(Scored(predictions, [own[:1] for own in ranked], remark=remark))
+    return scored
+
+
+TYPES: Mapping[str, tuple[Sequence[str], Callable[..., list[Scored]]]] = {
+    "classification": ([*CLASSIFICATION_METRICS], _classification),
+    "regression": ([*REGRESSION_METRICS], _regression),
+    "multilabel": (("f1_micro", "f1_macro", "subset_accuracy"), _multilabel),
+    "tokens": (("f1", "precision", "recall", "f1_macro"), _tokens),
+    "questions": (("f1", "exact_match"), _questions),
+    "retrieval": (("ndcg_at_10", "mrr_at_10", "recall_at_100", "ndcg", "map", "mrr"), _retrieval),
+}
+"""Task types: metrics, of which the first is the default, and what files hold."""
