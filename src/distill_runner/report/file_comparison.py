@@ -20,7 +20,7 @@ from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.common.terminal import markdown_table
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, REGRESSION_METRICS
 from distill_runner.report.compare import Comparison, Predictions, compare_cells, correct
-from distill_runner.report.frame import ResultCell, SettingScores
+from distill_runner.report.frame import Cell, Point
 from distill_runner.report.lines import as_mapping, escaped
 from distill_runner.report.prediction_files import Values, label_text, read_values
 from distill_runner.report.resampling import SEED
@@ -150,11 +150,11 @@ def compare_files(
     return FileComparison(account, rows, comparisons, of_labels, _agreement(scored, kind == "regression"))
 
 
-def _cell(metric: str, task: str, files: Sequence[Scored]) -> ResultCell:
+def _cell(metric: str, task: str, files: Sequence[Scored]) -> Cell:
     """Return the files of a method as runs, whose seeds are the places of the files."""
     read = [file.predictions for file in files]
     runs = [{"seed": seed, "metric": metric, "score": one.score(metric), "read": one} for seed, one in enumerate(read)]
-    return ResultCell((SettingScores(tuple({**run, "split": task} for run in runs)),))
+    return Cell((Point(tuple({**run, "split": task} for run in runs)),))
 
 
 def _label_rows(first: str, second: str, scored: Mapping[str, Sequence[Scored]]) -> list[Row]:
@@ -224,7 +224,7 @@ def _type(gold: Values, sample: Values) -> str:
 
 
 def _classification(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
-    gold_names = _named(gold, order)
+    gold_names = _class_names(gold, order)
     names = {*gold_names, *(name for file in files for name in file.names)}
     classes = [*order] or sorted(names, key=lambda name: (len(name), name) if name.isdigit() else (99, name))
     if metric in OF_SECOND_CLASS and (len(classes) != 2 or not (order or classes == ["0", "1"])):
@@ -233,7 +233,7 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
         )
     number, predicted, remarks = {name: place for place, name in enumerate(classes)}, [], []
     for file in files:
-        texts = _named(file, order)
+        texts = _class_names(file, order)
         strays = Counter(text for text in texts if text not in number)
         if file.scores is not None and (metric in OF_SCORES or not texts):
             predicted.append(_logits(file, classes, bool(order)))
@@ -256,7 +256,7 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
     return scored
 
 
-def _named(file: Values, order: Sequence[str]) -> list[str]:
+def _class_names(file: Values, order: Sequence[str]) -> list[str]:
     """Return the labels of a file as names; numbers stand for the names of ``order``."""
     texts = [label_text(value) for value in file.values]
     numbers = {str(number): name for number, name in enumerate(order) if str(number) not in order}
@@ -364,21 +364,21 @@ def _questions(metric: str, gold: Values, files: Sequence[Values], order: Sequen
 
 
 def _retrieval(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
-    judged = dict(zip(gold.ids or (), gold.values, strict=True))
-    scored, queries = [], [query for query, gain_of in judged.items() if max(gain_of.values()) > 0]
+    gains = dict(zip(gold.ids or (), gold.values, strict=True))
+    scored, queries = [], [query for query, gain_of in gains.items() if max(gain_of.values()) > 0]
     for file in files:
         score_of = dict(zip(file.ids or (), file.values, strict=True))
-        missing, unjudged = len({*queries} - score_of.keys()), len(score_of.keys() - judged.keys())
+        missing, unjudged = len({*queries} - score_of.keys()), len(score_of.keys() - gains.keys())
         if missing == len(queries):
-            problem = f"ranks none of the queries of {gold.file}, such as '{next(iter(judged))}'"
+            problem = f"ranks none of the queries of {gold.file}, such as '{next(iter(gains))}'"
             raise UserError("--predictions", file.file, problem, "Compare rankings of the same queries.")
         # The order of trec_eval: by score in single precision; of equal scores, the last id comes first.
         pairs = [[(np.float32(score), one) for one, score in score_of.get(query, {}).items()] for query in queries]
         ranked = [[one for _, one in sorted(own, reverse=True)] for own in pairs]
-        values = [ranking_scores(judged[query], own)[metric] for query, own in zip(queries, ranked, strict=True)]
+        values = [ranking_scores(gains[query], own)[metric] for query, own in zip(queries, ranked, strict=True)]
         remark = f"; {missing:,} of {len(queries):,} judged queries are not ranked, and count 0" if missing else ""
         remark += f"; {unjudged:,} queries without judgments left out" if unjudged else ""
-        useless = len(judged) - len(queries)
+        useless = len(gains) - len(queries)
         remark += f"; {useless:,} judged queries without a relevant document left out" if useless else ""
         predictions = Predictions("score", np.array(values), np.arange(len(values)))
         scored.append(Scored(predictions, [own[:1] for own in ranked], remark=remark))
