@@ -1,5 +1,6 @@
 """Claims as data: which runs test them, what is concluded, and the page of the papers' claims."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from distill_runner.sweeping.points import GridPoint
 from docs._ext.claims import (
     CLAIMS,
     PAGE,
+    SUMMARY,
     ClaimsFile,
     Outcome,
     Record,
@@ -21,6 +23,7 @@ from docs._ext.claims import (
     outcomes,
     read_claims,
     rows_of,
+    summary_page,
     with_records,
     with_settings,
 )
@@ -180,9 +183,15 @@ def printed_forms(record: Record, sign: int) -> list[str]:
 
 @pytest.mark.slow
 def test_the_committed_page_is_computed() -> None:
-    """Every word of docs/results/index.md follows from the recorded numbers."""
+    """Every word of the pages follows from the recorded numbers, also in another order of the settings."""
     claims = read_claims(CLAIMS)
     assert PAGE.read_text() == claims_page(claims, outcomes(claims)), "python docs/_ext/claims.py --write"
+    assert SUMMARY.read_text() == summary_page(claims, outcomes(claims)), "python docs/_ext/claims.py --write"
+    turned = claims.model_copy(
+        update={"claims": tuple(claim.model_copy(update={"trials": claim.trials[::-1]}) for claim in claims.claims)}
+    )
+    lines = [re.sub(r"[^|]*\|$", "", line) for line in summary_page(turned, outcomes(turned)).splitlines()]
+    assert lines == [re.sub(r"[^|]*\|$", "", line) for line in SUMMARY.read_text().splitlines()]
 
 
 def test_recorded_numbers_are_those_of_the_pages() -> None:

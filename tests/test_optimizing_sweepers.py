@@ -40,7 +40,7 @@ def test_values_are_axes_only_for_the_grid() -> None:
 
 @pytest.mark.slow
 def test_optuna_reports_its_best_trial(tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path) -> None:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra optuna")
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="Hydra's plugin, which needs Optuna 2")
     inputs = ("task=custom", f"task.dataset={tiny_task_folder}", "task.columns=sentence1,sentence2", "method=rkd")
     models = ("teacher=base", f"teacher.source={tiny_bert_folder}", "teacher.name=tiny", "student.num_layers=2")
     short = ("task.max_length=48", "optim.epochs=1", "teacher.optim.epochs=1", "runtime.device=cpu")

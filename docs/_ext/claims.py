@@ -38,8 +38,8 @@ from distill_runner.report.lines import bounds_text, conclusion_text, escaped
 from distill_runner.report.statistics import CRITICAL, MethodTest
 
 RESULTS = Path(__file__).parents[1] / "results"
-CLAIMS, PAGE = RESULTS / "claims.yaml", RESULTS / "index.md"
-"""The claims of the five papers, with the numbers of the project's own runs; and the page that is made of them."""
+CLAIMS, PAGE, SUMMARY = RESULTS / "claims.yaml", RESULTS / "claims.md", RESULTS / "index.md"
+"""The claims of the five papers, with the numbers of the project's own runs; and the pages that are made of them."""
 RUNS = Path("outputs", "runs")
 HEADER = (
     "# Claims of papers, and the runs that test them. `docs/_ext/claims.py --record` writes numbers of runs here.\n"
@@ -151,8 +151,15 @@ class Claim(Schema):
 
 
 class ClaimsFile(Schema):
-    """Claims, and the text of the page around their table."""
+    """Claims, and the text of the two pages.
 
+    Attributes:
+        findings: text above the summary, a line for each claim.
+        introduction: text above the table of all trials.
+        closing: text below the summary.
+    """
+
+    findings: str = ""
     introduction: str = ""
     claims: tuple[Claim, ...]
     closing: str = ""
@@ -402,7 +409,7 @@ WORDS = {
 
 
 def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
-    """Return the page in Markdown: introduction, words of the conclusions, table, commands, and the closing text."""
+    """Return the page of all trials in Markdown: introduction, words of the conclusions, table and commands."""
     rows, previous = [], ("", "")
     for outcome in all_outcomes:
         names = outcome.claim.paper, outcome.claim.claim
@@ -422,7 +429,42 @@ def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
     if commands:
         lines = [f"distill-run {command}" for command in commands]
         parts.append("\n".join(["These commands make runs of the claims:\n", "```sh", *lines, "```"]))
-    return "\n\n".join(part for part in (*parts, claims.closing.strip()) if part) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+FROM_WEAKEST = (f"**{OPPOSITE}**", UNDECIDED, "**no difference**", f"**{HOLDS}**")
+
+
+def summary_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
+    """Return the page in Markdown: the findings, and a table for each paper with a line for each claim."""
+    parts, in_order = [claims.findings.strip()], iter(all_outcomes)
+    rows: dict[str, list[list[str]]] = {}
+    for claim in claims.claims:
+        rows.setdefault(claim.paper, []).append(_summary([next(in_order) for _ in claim.trials]))
+    for paper, of_paper in rows.items():
+        header = ("claim", "points", "weakest conclusion", "pages")
+        parts += [f"### {paper}", markdown_table(header, of_paper, text_columns=len(header))]
+    return "\n\n".join([*parts, claims.closing.strip()]) + "\n"
+
+
+def _summary(trials: Sequence[Outcome]) -> list[str]:
+    """Return the row of a claim: the range of its differences, the weakest conclusion, and how many settings agree."""
+    methods = [outcome.comparison.methods for outcome in trials if outcome.comparison and outcome.comparison.methods]
+    points = sorted(100 * test.difference for test in methods)
+    conclusions = [_conclusion_cell(outcome) for outcome in trials]
+    tested = [
+        next(word for word in FROM_WEAKEST if text.startswith(word)) for text in conclusions if text != NOT_TESTED
+    ]
+    weakest = min(tested, key=FROM_WEAKEST.index, default=NOT_TESTED)
+    if len(tested) > 1:
+        weakest += f" ({tested.count(weakest)} of {len(tested)} settings)"
+    if FROM_WEAKEST[-1] in tested and not weakest.startswith(FROM_WEAKEST[-1]):
+        weakest += f", holds in {tested.count(FROM_WEAKEST[-1])}"
+    pages = dict.fromkeys(outcome.trial.page for outcome in trials if outcome.trial.page)
+    links = [f"[{Path(page.partition('#')[0]).stem}]({page})" for page in pages]
+    ends = [f"{round(value, 1) + 0.0:+.1f}" for value in points[:1] + points[-1:]]
+    span = " to ".join(dict.fromkeys(ends))
+    return [escaped(trials[0].claim.claim), span, weakest, ", ".join(links)]
 
 
 def _cells(outcome: Outcome) -> list[str]:
@@ -458,7 +500,7 @@ def main() -> int:
     """Print, write or check the page, and record the numbers of the runs; return 1 if the page differs."""
     parser = ArgumentParser(description="Make the page of the papers' claims, from runs or recorded numbers.")
     parser.add_argument("folders", nargs="*", type=Path, help=f"folders of runs (default: {RUNS}, if there are any)")
-    parser.add_argument("--write", action="store_true", help="write docs/results/index.md instead of standard output")
+    parser.add_argument("--write", action="store_true", help="write docs/results/claims.md and index.md")
     parser.add_argument("--check", action="store_true", help="show what has changed in the page, and exit with 1")
     parser.add_argument("--record", action="store_true", help="write the numbers of the runs into the file of claims")
     options = parser.parse_args()
@@ -472,6 +514,7 @@ def main() -> int:
     page = claims_page(claims, all_outcomes)
     if options.write:
         PAGE.write_text(page, encoding="utf-8")
+        SUMMARY.write_text(summary_page(claims, all_outcomes), encoding="utf-8")
     elif options.check:
         committed = PAGE.read_text(encoding="utf-8")
         print(

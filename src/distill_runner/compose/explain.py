@@ -133,7 +133,7 @@ def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -
     if group in _SOURCES and name and (Path(name).exists() or is_hub_id(name)):
         remedy = f"For a folder or an id of the hub: {_SOURCES[group]}={name}"
     if group == "hydra/sweeper" and name == "optuna":
-        remedy = "pip install 'distill-run[optuna]'"
+        remedy = "pip install hydra-optuna-sweeper"
     return UserError(group, name, "there is no such choice", remedy)
 
 
