@@ -114,7 +114,8 @@ def _read() -> dict[str, dict[str, str]]:
     outcomes = {"yes": "trains"} | {f"({number})": reason for number, reason in reasons.items()}
     return {
         method: {family: outcomes[cell] for family, cell in zip(families, cells, strict=True)}
-        for method, *cells in rows
+        for methods, *cells in rows
+        for method in re.split("[`, ]+", methods)
         if method in choices("method")
     }
 
@@ -124,7 +125,10 @@ def _write(method: str, found: dict[str, str]) -> None:
     reasons = sorted({cell for row in table.values() for cell in row.values() if cell != "trains"})
     mark = {"trains": "yes"} | {reason: f"({number})" for number, reason in enumerate(reasons, start=1)}
     header = ["method", *(f"`{family}`" for family in FAMILIES)]
-    rows = [[f"`{name}`", *(mark[table[name].get(family, "trains")] for family in FAMILIES)] for name in sorted(table)]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted(table):
+        groups.setdefault(tuple(mark[table[name].get(family, "trains")] for family in FAMILIES), []).append(name)
+    rows = [[", ".join(f"`{name}`" for name in names), *cells] for cells, names in groups.items()]
     notes = [f"{mark[reason]} {reason}" + "\n" for reason in reasons]
     packed = ", ".join(f"`{family}`" for family in FAMILIES if family in PACKED)
     page = markdown_table(header, rows, text_columns=len(header))
@@ -133,10 +137,13 @@ def _write(method: str, found: dict[str, str]) -> None:
 
 TEXT = """# Families of encoders and methods
 
-This table crosses every method with a teacher of each model family in `transformers` (its `model_type`).
+```sh
+distill-run task=rte method=alp teacher=base teacher.source=answerdotai/ModernBERT-base plan=true
+```
+
+The table crosses every method with a teacher of each model family in `transformers` (its `model_type`).
 The student is the teacher cut to two layers, or a BERT with new weights if the method starts from one.
-*yes* means that the combination trains.
-A number means that it is refused before anything is trained, for the reason below the table.
+*yes* means that two steps on tiny models train; a number is the reason of a refusal before training.
 
 {table}
 
@@ -145,21 +152,15 @@ Padding-free: {packed}.
 The others run padded, through their own forward pass.
 Decoders, encoder-decoders and cross-encoders can be [teachers of logits](teachers.md).
 
-`tests/test_families.py` makes this table with tiny models of random weights, in two steps each.
-It fails when the table is no longer true.
-The table says that a combination runs; it says nothing about scores.
+| family | note |
+| --- | --- |
+| all | a head that is kept (`teacher.fine_tuned=true`) gives the outputs of its source |
+| all | `student.vocabulary=trim` removes unused tokens ([how](tutorials/deploy.md#a-smaller-vocabulary)) |
+| ALBERT | its layers share their weights |
+| ModernBERT | layers stay local or global; a layer that becomes the first one loses its norm |
+| ModernBERT, NomicBERT | queries and keys are read after their rotary embedding; relations cover all tokens |
+| DeBERTa, MPNet | queries and keys are those of the tokens alone, without relative positions |
+| NomicBERT | gets a new pooler, since the published models have none |
 
-- In every family, a head that is kept (`teacher.fine_tuned=true`) gives the same outputs as in its source.
-  `tests/test_heads.py` checks this.
-- Students are cut along the structure of the model (`tests/test_models.py`).
-  ALBERT's layers share their weights.
-- ModernBERT's layers stay local or global.
-  A layer that becomes the first one loses its norm, since ModernBERT's first layer has none.
-- Queries and keys of ModernBERT and NomicBERT are read after their rotary embedding.
-  Their products are therefore the scores that the layer computes.
-  Relations and scores cover all tokens of a sequence, even where a layer attends locally.
-- Queries and keys of DeBERTa and MPNet are those of the tokens alone.
-  What these families add to their scores for relative positions is not part of relations and scores.
-  `tests/test_hooked.py` compares them with products in float64.
-- NomicBERT gets a new pooler, since the published models have none.
+`tests/test_families.py` makes this page; it says that a combination runs, and nothing about scores.
 """
