@@ -29,7 +29,7 @@ from distill_runner.training.devices import Device
 from helpers.command import Ended, distill_run
 
 ROOT = Path(__file__).parents[1]
-TABLE = ROOT / "docs" / "bad-inputs.md"
+TABLE = ROOT / "tests" / "faults" / "bad_inputs.md"
 SMALL = (
     "student.num_layers=2",
     "task.max_length=48",
@@ -384,7 +384,7 @@ def test_a_full_gpu_is_told_with_what_helps(
     assert json.loads(status.read_text())["status"] == "failed"
 
 
-# Bad inputs, as docs/bad-inputs.md lists them.
+# Bad inputs, as tests/faults/bad_inputs.md lists them.
 
 
 @pytest.fixture(scope="module")

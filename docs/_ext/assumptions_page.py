@@ -25,10 +25,13 @@ from distill_runner.training.config import Optim
 PAGE = """\
 # Assumptions: what the papers leave open
 
+```sh
+distill-run task=rte method=alp plan=true    # lists those of a run
+```
+
 An assumption is the choice that this program makes when a paper leaves something open.
 It is declared together with its option.
 Every run lists the assumptions that apply to it, with their values, in `result.json` (`assumptions`).
-`plan=true` shows them too, and compares the run's settings with those that the recipe's paper names.
 `python docs/_ext/assumptions_page.py` prints this page.
 
 ## Options

@@ -10,11 +10,14 @@ from distill_runner.common.terminal import markdown_table
 HEAD = """\
 # Which students a method trains
 
+```sh
+make matrix    # an hour; writes this page
+```
+
 Every method with every student and every way to initialize it (`student.init.layers`) makes {cells} combinations.
 {refused} are refused before anything is trained.
 The other {trained} train, each for two steps on a small task.
 They describe {different} different students, each of which was trained once: equal students share a training run.
-`make matrix` trains them all and writes this page.
 Text teachers in it have a width of 32, and image teachers are ResNets.
 Students with a source of their own, such as `ettin_17m`, are left out: they are built like `pretrained`.
 A number refers to a refusal below the table.
