@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForTokenClassification, PreTrainedTokenizerFast
 
@@ -54,8 +56,6 @@ def byte_level_plain() -> Any:
     merges = [("Ġ", c) for c in "abcdefgh"]
     made = Tokenizer(models.BPE(vocabulary, merges, unk_token="[UNK]"))
     made.normalizer, made.pre_tokenizer = normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    from tokenizers.processors import TemplateProcessing
-
     made.post_processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", [("[CLS]", 1), ("[SEP]", 2)])
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]")
 
@@ -128,26 +128,22 @@ def test_odd_words_shift_nothing(name: str, pieces: str, request: pytest.Fixture
     assert (read == 1).all()
 
 
-class SlowTokenizer:
-    """A tokenizer that does not say which characters a token covers: every letter is a token."""
+def letters() -> PreTrainedTokenizerFast:
+    """A tokenizer of which every letter is a token."""
+    names = ["[UNK]", "[CLS]", "[SEP]", "[PAD]"]
+    tokens = [*(f"[unused{number}]" for number in range(5)), *names, *"abcdefghijkl"]  # the families pad with 0 and 1
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    pair = [("[CLS]", 6), ("[SEP]", 7)]
+    tokenizer.post_processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", pair)
+    special = dict(zip(("unk_token", "cls_token", "sep_token", "pad_token"), names, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
-    is_fast, unk_token, unk_token_id, name_or_path = False, "?", 7, "slow"
 
-    def __call__(self, text: Any, pair: Any = None, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
-        words = text if isinstance(text, list) else [text]
-        own = [10 + ord(c) % 80 for word in words for c in word]
-        other = [] if pair is None else [*(10 + ord(c) % 80 for c in pair), 6]
-        ids = [5, *own, 6, *other] if add_special_tokens else own
-        special = [int(i < 8) for i in ids]
-        return {"input_ids": ids, "special_tokens_mask": special, "token_type_ids": [0] * len(ids)}
-
-
-def test_slow_tokenizers_read_word_by_word(tmp_path: Path) -> None:
-    split = written(tmp_path, of_words(["ab", "", "c"], tags=[["B-x", "I-x", "O"]]), SlowTokenizer())
-    batch = split.batch([0])
-    assert batch.input_ids.tolist() == [5, 10 + 97 % 80, 10 + 98 % 80, 7, 10 + 99 % 80, 6]
-    assert batch.head_tokens is not None
-    assert batch.head_tokens.tolist() == [1, 3, 4]
+def test_tokenizers_without_offsets_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not give the characters of each token"):
+        written(tmp_path, of_words(["ab"], tags=[["B-x"]]), SimpleNamespace(is_fast=False))
 
 
 def test_texts_have_the_tokenizers_words(wordpiece: Any, byte_level: Any, metaspace: Any, tmp_path: Path) -> None:
@@ -180,7 +176,7 @@ def test_every_word_is_read_once_with_most_context(sizes: list[int], overlap: in
     words, capacity, total = ["abcdefghijkl"[:size] for size in sizes], max_length - 2, sum(sizes)
     sentences = of_words(words, tags=[["O"] * len(sizes)])
     with TemporaryDirectory() as folder:
-        split = written(Path(folder), sentences, SlowTokenizer(), overlap=overlap, max_length=max_length)
+        split = written(Path(folder), sentences, letters(), overlap=overlap, max_length=max_length)
         assert split.rows.tolist() == list(range(len(sizes)))
         step, starts = min(max(capacity - overlap, capacity // 4, 1), capacity), [0]
         while starts[-1] + capacity < total:
@@ -198,7 +194,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Words:
     rng = np.random.default_rng(0)
     rows = [["abcdefghijkl"[: rng.integers(1, 9)] for _ in range(rng.integers(1, 14))] for _ in range(40)]
     tags = [[TAGSET.names[rng.integers(5)] for _ in row] for row in rows]
-    return written(tmp_path_factory.mktemp("split"), of_words(*rows, tags=tags), SlowTokenizer(), max_length=48)
+    return written(tmp_path_factory.mktemp("split"), of_words(*rows, tags=tags), letters(), max_length=48)
 
 
 @pytest.mark.parametrize("family", [*sorted(PACKED), "mpnet"])

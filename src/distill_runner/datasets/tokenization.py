@@ -90,6 +90,13 @@ def save_tokenizer(tokenizer: Any, folder: Path, max_length: int | None) -> None
     tokenizer.save_pretrained(folder)
 
 
+def require_offsets(tokenizer: Any) -> None:
+    """Raise a UserError if a tokenizer does not give the characters of each token."""
+    if not tokenizer.is_fast:
+        problem = "its tokenizer does not give the characters of each token"
+        raise UserError(".model.tokenizer", None, problem, "Take a model with a fast tokenizer (tokenizer.json).")
+
+
 def uses_segment_ids(tokenizer: Any) -> bool:
     """Return whether a tokenizer gives the second text of a pair another segment id than the first.
 

@@ -215,6 +215,9 @@ def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
                     continue  # it has no head, which is said when it is loaded
                 raise
             remark = "; outputs named by teacher.labels" if model.labels else ""
+            kind = source.config().problem_type
+            if part.head.problem_type and kind not in (None, part.head.problem_type):
+                remark += f"; its problem_type {kind} is not read: the task is {part.head.problem_type}"
         pairs = [f"{name} = {text}" for name, text in zip(part.head.names or (), matches, strict=False)]
         if pairs:
             text = f"{part.name} {source.name}: {short_list(pairs)}{remark}"

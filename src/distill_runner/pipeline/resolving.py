@@ -234,6 +234,8 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
             raise UserError(".model", None, problem, remedy)
         return shape
     task.check(shape)
+    if model.head == "keep" and model_source is not None:
+        task.check_kept(model_source)
     if source is not None and task.head.vectors is not None:  # the stage's folder is not built yet
         own = source.config.task is not None and source.config.task.head.vectors is not None
         return replace(shape, num_labels=source.shape.num_labels if own else shape.width)

@@ -14,6 +14,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.images import CHANNELS, Augment, Decoding, Mode
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.readers.tables import read_table
+from distill_runner.models.metadata import read_json
 from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.scores import TRANSFER, read_scores, selected_rows, transfer_table
 from distill_runner.tasks.split_account import SplitAccount, example_hashes
@@ -24,9 +25,13 @@ from distill_runner.tasks.text import SCORE_FIELDS
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
     from distill_runner.models.features import EncoderShape
+    from distill_runner.models.sources import ModelSource
 
 PROCESSOR = {"image_processor_type": "ViTImageProcessor", "do_rescale": True, "rescale_factor": 1 / 255}
 """ViT's processor, because ``transformers`` has no class for generic resizing and normalization."""
+PREPROCESSOR = "preprocessor_config.json"
+ASSUMED = {"do_center_crop": False, "do_pad": False, "do_rescale": True, "rescale_factor": 1 / 255, "resample": 2}
+"""Values of its further keys that this task type implies; 2 is bilinear."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,25 @@ class ImagesTask(ClassificationTask):
             remedy = f"task.resize=[{size[0]},{size[1]}]"
             raise UserError("task.resize", self.resize and list(self.resize), problem, remedy)
 
+    def check_kept(self, source: "ModelSource") -> None:
+        settings = read_json(source.download() / PREPROCESSOR)
+        if not settings:
+            return
+        size = settings.get("size") if settings.get("do_resize", True) else None
+        sides = [size, size] if isinstance(size, int) else [size.get("height"), size.get("width")] if size else None
+        is_normalized, plain = settings.get("do_normalize", True), ([0.0] * len(self.mean), [1.0] * len(self.std))
+        mean, std = (settings.get("image_mean"), settings.get("image_std")) if is_normalized else plain
+        folder_values = {"resize": sides, "mean": mean, "std": std}
+        own = {"resize": self.resize, "mean": self.mean, "std": self.std}
+        changed = [name for name, value in folder_values.items() if value and [*value] != [*(own[name] or ())]]
+        unread = [key for key, value in ASSUMED.items() if settings.get(key, value) not in (value, None)]
+        unread += ["size"] if sides and None in sides else []
+        if changed or unread:
+            problem = f"{source.name} was made for images with other values of {', '.join(unread or changed)}"
+            remedy = " ".join(f"task.{name}=[{','.join(map(str, folder_values[name] or []))}]" for name in changed)
+            remedy = "teacher.fine_tuned=false trains it on the images of this task." if unread else remedy
+            raise UserError("teacher.fine_tuned", True, f"{problem} ({PREPROCESSOR})", remedy)
+
     def save_preprocessor(self, folder: Path) -> None:
         """Write ``preprocessor_config.json``, from which ``AutoImageProcessor`` prepares images in the same way."""
         settings = {"do_resize": False} if self.resize is None else {"do_resize": True}
@@ -165,7 +189,7 @@ class ImagesTask(ClassificationTask):
         size = {"size": {"height": self.resize[0], "width": self.resize[1]}} if self.resize else {}
         normalization = {"do_normalize": True, "image_mean": self.mean, "image_std": self.std}
         text = json.dumps(PROCESSOR | settings | size | normalization, indent=1)
-        (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
+        (folder / PREPROCESSOR).write_text(text, encoding="utf-8")
 
     # Predictions
 

@@ -273,6 +273,13 @@ class Task(Splits):
             problem = f"a model of type {shape.model_type} reads images, but {self.name} has texts"
             raise UserError(".model", None, problem, "Take a text encoder, or a task of images: task=cifar10.")
 
+    def check_kept(self, source: "ModelSource") -> None:
+        """Check that a model that keeps its head was made for the inputs that it gets here.
+
+        Raises:
+            UserError: its folder says that they are prepared in another way.
+        """
+
     def save_preprocessor(self, folder: Path) -> None:
         """Save preprocessing files other than the tokenizer's in the folder of a model, such as those for images."""
 

@@ -19,7 +19,7 @@ import torch
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import TokenSplit
-from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, cut_windows
+from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, cut_windows, require_offsets
 from distill_runner.tasks.questions.data import Question, Windowing
 
 log = logging.getLogger(__name__)
@@ -116,9 +116,7 @@ def write_windows(
     Raises:
         UserError: the tokenizer gives no character offsets, or a context has no token.
     """
-    if not tokenizer.is_fast:
-        problem = "its tokenizer does not give the characters of each token"
-        raise UserError(".model.tokenizer", None, problem, "Take a model with a fast tokenizer (tokenizer.json).")
+    require_offsets(tokenizer)
     frame = SpecialTokens.from_tokenizer(tokenizer)
     capacity = frame.max_text_tokens(max_length, pair=True)
     max_question = min(capacity // 2, windowing.max_question or capacity)

@@ -16,6 +16,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, is_missing, text_of
 from distill_runner.datasets.readers.tables import SplitTable, listed_names
 from distill_runner.datasets.readers.text_files import WordLines
+from distill_runner.models.metadata import status_of
 from distill_runner.tasks.printed import printed_list
 from distill_runner.tasks.tokens.tags import OUTSIDE, TagSet, complete_names
 
@@ -324,6 +325,8 @@ class _Reader:
             if isinstance(entry, Mapping):
                 begin, end = (entry[key if key in entry else f"{key}_offset"] for key in ("start", "end"))
                 label, quote = entry["label" if "label" in entry else "labels"], entry.get("text") or ""
+                for key in [key for key in entry if status_of("spans", key) == ("named", [])]:
+                    self.note(f"spans have the key {key}, which is not read", line)
             else:
                 (begin, end, label), quote = entry, ""
             if isinstance(label, list | tuple):

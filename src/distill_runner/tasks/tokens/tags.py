@@ -29,8 +29,15 @@ ROLES = {"B": BEGIN, "I": INSIDE, "M": INSIDE, "E": END, "L": END, "S": SINGLE, 
 """Prefix of a tag -> role; M is the inside of BMES, L and U are the end and the single word of BILOU."""
 INVENTORIES = ("BI", "BIES", "BMES", "BILU")
 """Prefixes that a type has in the schemes, so that a type gets all of its tags even if the data lack one."""
-SPELLINGS = tuple(form for mark in "-_/" for form in (f"{{0}}{mark}{{1}}", f"{{1}}{mark}{{0}}"))
+SPELLINGS = tuple(form for mark in "-_/.:|" for form in (f"{{0}}{mark}{{1}}", f"{{1}}{mark}{{0}}"))
 """How tags are written, as formats of the letter of a role and of a type, the most usual first: B-PER, PER-B, B_PER."""
+_ROLE = r"(?:(?P<begin>b|begin|beginning|start|first)|i|in|inside|m|middle|e|end|l|last|s|single|u|unit)"
+_LOOKS_LIKE_ROLE = (
+    re.compile(rf"(?i:{_ROLE})[\W_]+(?P<type>.+?)\W*"),
+    re.compile(rf"(?P<type>.+?)[\W_]+(?i:{_ROLE})\W*"),
+    re.compile(r"(?:(?P<begin>B)|I)(?P<type>[A-Z]{2,})"),
+)
+"""Tags that name a role in another way than ``SPELLINGS``: b-PER, Begin-PER, PER(B), BPER."""
 _MISSPELLED = re.compile(r"[BI]|[BI]_.+|.+-[BI]", re.DOTALL)
 RIGHT, TYPE, BOUNDARY, MISSED, INVENTED = "right", "wrong type", "wrong boundary", "missed", "invented"
 ERRORS = (MISSED, TYPE, BOUNDARY, INVENTED)
@@ -61,7 +68,8 @@ class TagSet:
         Args:
             scheme: scheme of the tags; None takes ``bioes`` or ``plain`` by their prefixes, and ``bio`` otherwise.
         Raises:
-            UserError: some tags have prefixes and others do not, or the tags do not fit the scheme.
+            UserError: some tags have prefixes and others do not, the tags do not fit the scheme, or without one they
+                look like roles that are written in another way.
         """
         parsed = parse_tags(names)
         pairs = parsed or [(OUT, "") if name == OUTSIDE else (INSIDE, name) for name in names]
@@ -70,6 +78,8 @@ class TagSet:
         if scheme not in (None, own) and (scheme, own) != ("iob1", "bio"):
             problem = f"but the tags are {own.upper()}: {format_list(list(names)[:6])}"
             raise UserError("task.scheme", scheme, problem, "task.scheme=null")
+        if parsed is None and scheme is None:
+            _require_types([name for name in names if name != OUTSIDE])
         type_names = tuple(dict.fromkeys(name for role, name in pairs if role != OUT))
         roles = np.array([role for role, _ in pairs], dtype=np.int8)
         types = np.array([-1 if role == OUT else type_names.index(name) for role, name in pairs], dtype=np.int64)
@@ -186,6 +196,18 @@ def spelling(typed: Sequence[str]) -> tuple[str, list[tuple[str, str]]] | None:
             problem = problem if other else f"has tags whose roles are of several schemes: {', '.join(sorted(letters))}"
             raise UserError("task.label", None, problem, "Write all tags as B-PER and I-PER, or none.")
     return None
+
+
+def _require_types(typed: Sequence[str]) -> None:
+    """Raise a UserError if two tags differ only in what looks like their roles, such as b-PER and i-PER."""
+    for pattern in _LOOKS_LIKE_ROLE:
+        matches = [(match, name) for name in typed if (match := pattern.fullmatch(name))]
+        begun = {match["type"]: name for match, name in matches if match["begin"]}
+        for match, name in matches:
+            if not match["begin"] and match["type"] in begun:
+                problem = f"has {begun[match['type']]} and {name}, which look like positions in one type"
+                remedy = f"Write B-{match['type']} and I-{match['type']}, or task.scheme=plain if each is a type."
+                raise UserError("task.label", None, problem, remedy)
 
 
 def standard_names(names: Sequence[str]) -> list[str]:

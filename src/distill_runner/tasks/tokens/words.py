@@ -9,7 +9,6 @@ own pre-tokenizer, cut further between letters or digits and other characters, w
 """
 
 import json
-import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ import torch
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import EXAMPLES_PER_CALL, TokenSplit
-from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, cut_windows
+from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, cut_windows, require_offsets
 from distill_runner.tasks.tokens.sentences import UNITS, Sentence, Sentences
 from distill_runner.tasks.tokens.tags import TagSet
 
@@ -31,8 +30,6 @@ Ranges = Sequence[tuple[int, int]]
 """Characters of each word, the last one excluded."""
 Pieces = tuple[np.ndarray, np.ndarray, Ranges]
 """Tokens of a sentence without special tokens: ids (P,), word of each token (P,), and the ranges of its words."""
-_WORD = re.compile(r"\w+|[^\w\s]")
-"""Words of a text for tokenizers that do not say which characters a token covers."""
 FILES: dict[str, Any] = {"segments": np.int8} | dict.fromkeys(("offsets", "head_offsets", "rows", "bounds"), np.int64)
 FILES |= dict.fromkeys(("ids", "heads", "begins", "ends", "tags", "head_tags"), np.int32)
 """Name of an array -> its type."""
@@ -103,8 +100,9 @@ def write_words(
         tagset: tags of the task, in the order of the outputs.
         max_length, overlap, pieces, misaligned: how sentences become windows; see the fields of ``TokensTask``.
     Raises:
-        UserError: no sentence has a word, or a span cuts a word.
+        UserError: the tokenizer gives no character offsets, no sentence has a word, or a span cuts a word.
     """
+    require_offsets(tokenizer)
     frame = SpecialTokens.from_tokenizer(tokenizer)
     capacity, prefix = frame.max_text_tokens(max_length, pair=False), len(frame.single[0])
     divider, cut, num_long = _Divider(tokenizer), list[str](), 0
@@ -194,9 +192,6 @@ class _Divider:
         self.tokenizer, self.num_unknown = tokenizer, 0
 
     def divide(self, sentences: Sequence[Sentence]) -> Iterator[Pieces]:
-        if not self.tokenizer.is_fast:
-            yield from map(self._word_by_word, sentences)
-            return
         of_texts, of_words = (_plain_tokenizer(self.tokenizer, has_prefix_space) for has_prefix_space in (False, True))
         for first in range(0, len(sentences), EXAMPLES_PER_CALL):
             portion = sentences[first : first + EXAMPLES_PER_CALL]
@@ -210,17 +205,6 @@ class _Divider:
                 else:
                     encoded = next(by_words)
                     yield self._complete(encoded.ids, encoded.word_ids, sentence.words)
-
-    def _word_by_word(self, sentence: Sentence) -> Pieces:
-        """Return the pieces of a sentence by a tokenizer that does not say which characters a token covers."""
-        ranges = sentence.words
-        if ranges is None:
-            ranges = tuple(match.span() for match in _WORD.finditer(sentence.text))
-        options = {"add_special_tokens": False, "is_split_into_words": True}
-        texts = [sentence.text[begin:end] for begin, end in ranges]
-        ids = [self.tokenizer([text], **options)["input_ids"] if text else [] for text in texts]
-        words = np.repeat(np.arange(len(ids)), [*map(len, ids)]).tolist()
-        return self._complete([token for own in ids for token in own], words, ranges)
 
     def _complete(self, ids: Sequence[int], words: Sequence[int], ranges: Ranges) -> Pieces:
         """Return pieces with an unknown token for each word that has none."""
