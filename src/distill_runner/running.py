@@ -71,9 +71,6 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         TrainingPaused: after ``runtime.pause_after`` epochs.
     """
     quiet_transformers()
-    if run.plan:
-        for row in paper_comparison(settings):
-            log.info("%s", row)
     limit_threads(num_threads(run.runtime.threads))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     store = Store(run.store.dir)
@@ -113,7 +110,8 @@ class _Run:
             remedy = "Give the text to another stage, and end the run with that stage."
             raise UserError("stages.student.corpus", None, problem, remedy)
         artifacts = plan(stage, pipeline.store, runtime.targets)
-        for line in [*artifacts, *self._planned_tests()]:
+        recipe = paper_comparison(self.settings) if self.config.plan else []  # not before an error of the data
+        for line in [*recipe, *artifacts, *self._planned_tests()]:
             log.info("%s", line)
         for warning in position_warnings(stage):
             log.warning("%s", warning)
