@@ -33,8 +33,13 @@ def page(paper: str) -> str:
     """The page of a paper."""
     about, rows = PAPERS[paper]["about"], PAPERS[paper]["rows"]
     counts = Counter(row[1] for row in rows.values())
+    first = next(str(row[2]).split("; ")[0] for row in rows.values() if "run sweep" in str(row[2]))
     lines = [
         f"# {PAPERS[paper]['title']}",
+        "",
+        "```sh",
+        f"{first} plan=true",
+        "```",
         "",
         about,
         "",

@@ -161,6 +161,10 @@ def page() -> str:
     lines = [
         "# The recipe of a run, compared with its paper",
         "",
+        "```sh",
+        f"distill-run {SHOWN[0]} plan=true",
+        "```",
+        "",
         "`plan=true` first prints the recipe that a method brings, next to what its paper says, and then the stages.",
         f"These are the recipes of {len(SHOWN)} commands.",
         "A value on the command line overrides the recipe's.",
