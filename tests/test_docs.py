@@ -21,10 +21,9 @@ from distill_runner.report.collect import read_results
 from helpers.command import distill_run
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    ROOT / "README.md",
-    *sorted(path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "options"} & {*path.parts}),
-]
+GENERATED = {"_build", "options"}
+"""Folders of ``docs`` that are not in the repository."""
+PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/**/*.md") if not GENERATED & {*path.parts})]
 NOTEBOOK = ROOT / "examples" / "notebook" / "results.ipynb"
 
 
@@ -173,6 +172,15 @@ def test_prose_has_one_sentence_a_line_and_no_banned_words(monkeypatch: pytest.M
     assert {page: words for page, words in banned.items() if words} == {}
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_links_lead_to_files_of_the_repository(page: Path) -> None:
+    """Also without ``make docs``; the picture of the packages alone is drawn with the site."""
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = {target for target in re.findall(r"\]\((?!https:)([^)#\s]+)", text) if target != "architecture.svg"}
+    missing = [name for name in targets if GENERATED & {*Path(name).parts} or not (page.parent / name).exists()]
+    assert missing == []
+
+
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
@@ -191,6 +199,15 @@ def test_the_reference_has_every_subcommand_with_its_options(reference: ModuleTy
         section = page.partition(f"\n## `distill-run {name}`\n")[2].partition("\n## ")[0]
         options = re.findall(r"(--[a-z][\w-]*)", parser_of(name).format_usage())
         assert options == [option for option in options if f"`{option}`" in section], name
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_reference_print_their_group(reference: ModuleType) -> None:
+    texts = "\n".join(reference.pages().values())
+    commands = re.findall(r"^distill-run (.*) --cfg job --package (.*)$", texts, re.MULTILINE)
+    assert len(commands) > 20
+    missing = [group for overrides, group in commands if group not in api.composed(*overrides.split())]
+    assert missing == []
 
 
 OTHER_CHOICES = ("teacher=ensemble", "teacher=zero_shot", "teacher=compact", "tracker=wandb", "experiment=demo_images")

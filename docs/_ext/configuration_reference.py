@@ -176,8 +176,7 @@ def _block(command: str) -> str:
 def _group_page(name: str, options: list[FileOption], is_group: bool) -> str:
     files = _choices(config_folder() / name) if is_group else []
     choices = [file.relative_to(config_folder() / name).with_suffix("").as_posix() for file in files]
-    command = f"distill-run {name}={choices[0]}" if choices else "distill-run task=rte method=alp"
-    text = [f"# `{name}`", "", _block(f"{command} --cfg job --package {name}"), ""]
+    text = [f"# `{name}`", "", _block(_command(name, options, choices)), ""]
     schemas = {prefix: schema for prefix, schema in SCHEMAS.items() if prefix.partition(".")[0] == name}
     patterns = {key: words for key, words in PARTS.items() if key.partition(".")[0] in _names(name)}
     if name == "task":
@@ -203,6 +202,17 @@ def _group_page(name: str, options: list[FileOption], is_group: bool) -> str:
         heading = f"## Choices: `{name}=<name>`"
         text += [heading, "", markdown_table(["name", "what it is, and its source"], rows, 2), ""]
     return "\n".join(text)
+
+
+def _command(name: str, options: list[FileOption], choices: list[str]) -> str:
+    """Return a command that prints the group of a run which has it, or a plan if the group sets options of others."""
+    if name == "frontier" or (choices and not options) or name == "sweep":
+        return f"distill-run {'sweep=frontier' if name == 'frontier' else f'{name}={choices[-1]}'} plan=true"
+    config = yaml.safe_load((config_folder() / "config.yaml").read_text(encoding="utf-8"))
+    defaults = {key: value for entry in config["defaults"] if isinstance(entry, dict) for key, value in entry.items()}
+    setter = options[0].choice if options else "config.yaml"
+    choice = f"{name}={defaults[name]}" if name in defaults else setter if setter.startswith("method=") else ""
+    return f"distill-run {choice or 'task=rte method=alp'} --cfg job --package {name}"
 
 
 def _names(group: str) -> tuple[str, ...]:
