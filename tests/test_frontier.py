@@ -370,7 +370,7 @@ def served(frontier_folder: tuple[Path, list[str], str], tmp_path: Path) -> Iter
 
 @pytest.mark.slow
 def test_ten_lines_answer_as_the_student_does(frontier_folder: tuple[Path, list[str], str], served: str) -> None:
-    from distill_runner.deploy.student import Student
+    from distill_runner.deploy.folder import ModelFolder
 
     best = frontier_folder[0] / "outputs" / "frontier" / "data" / "best"
     assert len((best / "serve.py").read_text().splitlines()) == 10
@@ -378,7 +378,7 @@ def test_ten_lines_answer_as_the_student_does(frontier_folder: tuple[Path, list[
     run = json.loads((best.parent / "frontier.json").read_text())["run"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(frontier_folder[0])
-        content, _ = Student.read(Path(run)).predict_file(Path("data/validation.csv"), "cpu")
+        content, _ = ModelFolder.read(str(run)).predict_file(Path("data/validation.csv"), "cpu")
     assert isinstance(content, str)
     expected = [float(predicted["p_yes"]) for predicted in csv.DictReader(content.splitlines())]
     rows = (frontier_folder[0] / "data" / "validation.csv").read_text().splitlines()[1:]

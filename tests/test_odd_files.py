@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distill_runner.common.errors import UserError
-from distill_runner.deploy.student import Student
+from distill_runner.deploy.folder import ModelFolder
 from distill_runner.tasks import make_task
 from helpers.built_runs import Run
 from helpers.command import distill_run
@@ -178,10 +178,12 @@ def test_what_is_no_file_is_not_predicted(student: Path, tmp_path: Path, oddity:
 
 def test_texts_of_a_pair_are_not_one_text_a_line(student: Path, tmp_path: Path) -> None:
     """A student of pairs would read each line as a premise without a hypothesis."""
-    own = Student.read(student)
-    pair = Student(student, own.task.model_copy(update={"columns": ["premise", "hypothesis"]}))
+    own = ModelFolder.read(str(student))
+    pair = ModelFolder(
+        str(student), student / "model", own.task.model_copy(update={"columns": ["premise", "hypothesis"]})
+    )
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    with pytest.raises(UserError, match="the student reads premise and hypothesis"):
+    with pytest.raises(UserError, match="the model reads premise and hypothesis"):
         pair.predict_file(tmp_path / "a.txt", "cpu")
 
 

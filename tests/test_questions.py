@@ -154,7 +154,7 @@ def test_a_frontier_of_questions_serves_the_answers_of_the_student(
     """The program reads windows, as the student does, and a question that is longer than half of a window."""
     for package in ("onnxruntime", "fastapi"):
         pytest.importorskip(package)
-    from distill_runner.deploy.student import Student
+    from distill_runner.deploy.folder import ModelFolder
 
     ended = distill_run(tmp_path, "sweep=frontier", *arguments, "frontier.int8=false", "optim.epochs=1", "seed=1")
     assert ended.code == 0, ended.err
@@ -165,7 +165,7 @@ def test_a_frontier_of_questions_serves_the_answers_of_the_student(
     (tmp_path / "more.json").write_text(json.dumps(as_json(rows)))
     monkeypatch.chdir(tmp_path)
     run = Path(json.loads((folder / "frontier.json").read_text())["run"])
-    content, _ = Student.read(run).predict_file(Path("more.json"), "cpu")
+    content, _ = ModelFolder.read(str(run)).predict_file(Path("more.json"), "cpu")
     monkeypatch.chdir(folder / "best")
     program: dict[str, Any] = {}
     exec((folder / "best" / "serve.py").read_text(), program)

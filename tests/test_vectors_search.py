@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
-from distill_runner.deploy.student import Student
+from distill_runner.deploy.folder import ModelFolder
 from distill_runner.tasks import make_task
 from distill_runner.tasks.vectors.retrieval import Judgments, nearest, query_scores
 from distill_runner.tasks.vectors.task import pair_similarities
@@ -205,7 +205,7 @@ def test_an_answer_with_the_id_of_its_question_is_refused(tmp_path: Path) -> Non
 
 def test_a_file_does_not_say_whether_its_texts_are_queries(tmp_path: Path) -> None:
     """It was looked for in BEIR's layout, and a folder in that layout is no file."""
-    student = Student(tmp_path, retrieval(beir(tmp_path)))
+    student = ModelFolder("run", tmp_path, retrieval(beir(tmp_path)))
     (tmp_path / "texts.txt").write_text("one\n")
     with pytest.raises(UserError, match=r"queries and documents, and a file does not say which it holds\n.*encodes"):
         student.predict_file(tmp_path / "texts.txt", "cpu")

@@ -1,5 +1,7 @@
-"""``distill-run export``: write a finished run's student as ONNX, check it against torch, and measure its speed."""
+"""``distill-run export``: write a model as ONNX, check it against torch, score and time it, and test it by a margin."""
 
+import logging
+import shutil
 import sys
 import time
 from argparse import Namespace
@@ -10,69 +12,124 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from distill_runner.common.errors import Unavailable, UserError, first_line
+from distill_runner.commands.parser import task_options
+from distill_runner.common.errors import Unavailable, UserError, first_line, quantity
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.schema import LARGEST
-from distill_runner.deploy.measure import BATCH, conditions, evaluate, section, table, with_section
-from distill_runner.deploy.onnx import FOLDER, NOT_EXPORTED, PLAIN, require_onnx
-from distill_runner.deploy.student import Student
+from distill_runner.deploy import measure
+from distill_runner.deploy.folder import ModelFolder
+from distill_runner.deploy.measure import BATCH, EXACT, INT8, ModelForm
+from distill_runner.deploy.onnx import FOLDER, NOT_EXPORTED, require_onnx, versions
+from distill_runner.deploy.serving import write_service
 from distill_runner.pipeline.status import write_json
 from distill_runner.report.card import CARD, with_license
 from distill_runner.training.config import MAX_THREADS
 
+EXPORTS = Path("outputs/exports")
+"""Folder of the exports of models that others trained."""
 
-def export_run(options: Namespace) -> None:
-    """Write ``onnx/`` into the folder of the student's model and compare what its forms cost to run.
 
-    The table is written to ``deploy.json`` and to the model card, and printed.
+def export(options: Namespace) -> int:
+    """Write ``onnx/``, ``serve.py`` and the card's section on deployment, and return the exit code.
 
+    Those of a run's student are beside it, those of another model in a folder of their own. ``deploy.json`` has the
+    record of what was measured, and how.
+
+    Returns:
+        1 if it is not shown that all written forms are within the margin; else 0.
     Raises:
-        UserError: the folder has no student, a package is missing, or ONNX gives other outputs than torch.
+        UserError: there is no such model, a package is missing, or ONNX gives other outputs than torch.
     """
     limits = (("--threads", options.threads, MAX_THREADS), ("--examples", options.examples, LARGEST))
     for name, number, limit in limits:
         if not 1 <= number <= limit:
             raise UserError(name, number, f"must be between 1 and {limit}")
     require_onnx()
-    student = Student.read(options.run)
-    task = student.task
+    quiet_transformers()
+    logging.getLogger("distill_runner.deploy").setLevel(logging.INFO)
+    if not Path(options.folder, "config.yaml").is_file() and options.data is None:
+        problem = "names no labeled examples to score the model on, which a model without a run needs"
+        raise UserError("--data", None, problem, "Name a file: --data examples.csv")
+    model = ModelFolder.read(options.folder, options.data, task_options(options.overrides))
+    task, own = model.task, "model" if model.run is None else "student"
     if not task.exportable:
-        problem = f"its student is for task.type={task.type}, which is not exported"
-        raise UserError("folder", options.run, problem, NOT_EXPORTED)
+        problem = f"its model is for task.type={task.type}, which is not exported"
+        raise UserError("folder", options.folder, problem, NOT_EXPORTED)
     if options.public and not options.push:
-        raise UserError("--public", None, "says how a student is pushed, but --push names no repository")
+        raise UserError("--public", None, "says how a model is pushed, but --push names no repository")
     if options.push:
         _create_repository(options.push, options.public)  # before the export, which takes minutes
-    quiet_transformers()
     limit_threads(options.threads)
-    started = time.time()
+    started, target = time.time(), model.model
+    if model.run is None:
+        target = options.out or EXPORTS / Path(options.folder.partition("@")[0]).name
+        _copy(model, target)
     with TemporaryDirectory() as scratch:
-        teacher = _teacher(options.run) if options.teacher else None
+        teacher = _teacher(model.run) if options.teacher and model.run else None
         models = {"teacher": (teacher, Path(scratch))} if teacher else {}
-        models["student"] = (student.model, student.model)
-        rows = evaluate(models, task, options.threads, options.examples, options.int8)
-    for file in (student.model / FOLDER).iterdir():
+        models[own] = (model.model, target)
+        numbers = options.threads, options.examples, options.int8, options.within
+        rows, machine = measure.evaluate(models, task, model.head, *numbers)
+    for file in (target / FOLDER).iterdir():
         if file.stat().st_mtime < started:  # of an earlier export, which had other forms or an earlier student
             file.unlink()
+    written = {row.form: row for row in rows if row.model == own and row.form in (EXACT, INT8)}
+    served = INT8 if INT8 in written and written[INT8].is_within else EXACT
     circumstances = (
-        f"{conditions(options.threads)}; one example at a time (p50, p95, p99) and batches of {BATCH}, of at most "
-        f"{options.examples} validation examples; the forms take turns; tokenizing is not counted."
+        f"{measure.in_words(machine)}; one example at a time (p50, p95, p99) and batches of {BATCH}, of "
+        f"{machine['timed']} of {quantity(machine['examples'], 'example', ',')}; the forms take turns; "
+        f"tokenizing is not counted."
     )
-    metric = task.metrics[0]
-    write_json(options.run / "deploy.json", {"conditions": circumstances, "rows": [asdict(row) for row in rows]})
-    file = student.model / CARD
-    card = file.read_text(encoding="utf-8") if file.is_file() else ""
+    conclusions = [_conclusion(row, options.within, machine["examples"]) for row in written.values()]
+    record = {"margin": options.within, "served": served, "machine": machine, "versions": versions()}
+    write_json((model.run or target) / "deploy.json", {**record, "rows": [asdict(row) for row in rows]})
+    tables = [measure.table(rows, task.metrics[0], task.agreement_name)]
+    tables += [measure.label_table(row) for row in written.values() if any(test for *_, test in row.labels.values())]
+    paragraphs = [*tables, *conclusions, circumstances]
+    (file,) = [file for file in (target / FOLDER).iterdir() if (file.stem == "model") == (served == EXACT)]
+    card = target / CARD
     if options.license:
-        card = with_license(card, options.license)
-    loading = task.onnx_loading.format(
-        model=task.head.auto.replace("AutoModel", "ORTModel"), folder="this folder", file=PLAIN
-    )
-    card = with_section(card, section(rows, metric, circumstances, loading, task.agreement_name))
-    file.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
-    file.write_text(card, encoding="utf-8")
-    print(table(rows, metric, task.agreement_name), circumstances, f"written: {student.model / FOLDER}", sep="\n")
+        content = with_license(card.read_text(encoding="utf-8") if card.is_file() else "", options.license)
+        card.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
+        card.write_text(content, encoding="utf-8")
+    write_service(target, file, task, options.threads, paragraphs)
+    print(*tables, *conclusions, circumstances, f"written: {target}", sep="\n")
     if options.push:
-        print(f"uploaded: {_push(student.model, options.push)}")
+        print(f"uploaded: {_push(target, options.push)}")
+    return 0 if options.within is None or all(row.is_within for row in written.values()) else 1
+
+
+def _copy(model: ModelFolder, target: Path) -> None:
+    """Copy what an exported model needs beside its ONNX files: configuration, tokenizer, modules and card."""
+    from distill_runner.models.sources import MODULE_FILES, resolve_source
+
+    source = resolve_source(str(model.model))
+    target.mkdir(parents=True, exist_ok=True)
+    for file in {file for pattern in (*MODULE_FILES, CARD) for file in model.model.glob(pattern)}:
+        copy = target / file.relative_to(model.model)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
+    source.config().save_pretrained(target)
+    source.tokenizer().save_pretrained(target)
+    if not (target / CARD).is_file():
+        (target / CARD).write_text(f"# {Path(model.name).name}\n", encoding="utf-8")
+
+
+def _conclusion(row: ModelForm, margin: float | None, examples: int) -> str:
+    """Return in words whether a form is within the margin and, if that is not shown, what is missing."""
+    if margin is None:
+        return f"{row.form}: not tested, without a margin (--within)."
+    limit = quantity(margin, "point", "g")
+    if row.test is None or row.p is None:
+        return f"{row.form}: by this metric, there is no test of a margin."
+    text, change = f"{row.form}: {100 * row.test.difference:+.2f} to torch", 100 * row.test.difference
+    if row.is_within:
+        return f"{text}, within {limit} (p = {row.p:.2g}, one-sided)."
+    if change <= -margin:
+        return f"{text}, not within {limit}."
+    needed = measure.examples_needed(row.p, examples)
+    hint = f": about {needed:,} examples, of {examples:,} now, would show it" if needed else ""
+    return f"{text}, not shown to be within {limit} (p = {row.p:.2g}){hint}."
 
 
 def _teacher(run: Path) -> Path | None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from distill_runner.common.errors import UserError, suggestion
 
@@ -25,6 +25,7 @@ _ANALYSES = {
     "alpha": "ALP-KD's weights of the teacher's layers (alpha.png)",
     "states": "[CLS] states of students and teacher (states.png)",
 }
+_MODEL = "folder of a finished run; or folder or hub id of a model of transformers or sentence-transformers"
 DEVICE_HELP = "auto, cpu, cuda or cuda:1 (default: %(default)s)"
 RUN_WORDS = {"train", "run", "fit", "distill", "finetune", "fine-tune"}
 """Subcommands of other tools that train; here, training has none."""
@@ -164,14 +165,14 @@ def _analyze(parser: Parser) -> None:
 
 @_subcommand(
     "predict:predict",
-    "write a student's predictions for a file: classes with probabilities, or answers",
+    "write a model's predictions for a file: classes with probabilities, or answers",
     """examples:
   distill-run predict outputs/runs/rte-alp-0123456789ab my_pairs.csv
-  distill-run predict outputs/runs/custom-alp-0123456789ab new.jsonl --out predictions.csv
+  distill-run predict distilbert/distilbert-base-uncased-finetuned-sst-2-english new.jsonl --out predictions.csv
 """,
 )
 def _predict(parser: Parser) -> None:
-    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("folder", help=_MODEL)
     formats = (
         "CSV, TSV, JSON, JSON lines or Parquet, with the task's columns; .conll; or .txt, with a text in each line"
     )
@@ -179,6 +180,7 @@ def _predict(parser: Parser) -> None:
     parser.add_argument("--encoding", metavar="NAME", help="encoding of the file, such as cp1252 (default: UTF-8)")
     _add_out(parser, "CSV file to write, JSON lines or .conll for labels of words (default: standard output)")
     parser.add_argument("--device", default="auto", help=DEVICE_HELP)
+    _add_overrides(parser)
 
 
 @_subcommand(
@@ -201,14 +203,22 @@ def _submit(parser: Parser) -> None:
 
 
 @_subcommand(
-    "export:export_run",
-    "export a student to ONNX, check it against torch, and measure what each form costs to run",
-    """example:
+    "export:export",
+    "export a model to ONNX, check it against torch, and measure what each form scores and costs",
+    """examples:
   distill-run export outputs/runs/sst2-alp-0123456789ab --threads 4 --examples 500 --push me/my-student
+  distill-run export my_model --data labeled.csv --within 1       the exit code is 1 if int8 may lose a point
 """,
 )
 def _export(parser: Parser) -> None:
-    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("folder", help=_MODEL)
+    data = "labeled examples, with columns as in task=custom (default: the validation split of the run)"
+    parser.add_argument("--data", type=Path, metavar="FILE", help=data)
+    within = "test that ONNX scores less than this below torch; exit code 1 if that is not shown"
+    parser.add_argument("--within", type=_positive("--within", float), metavar="POINTS", help=within)
+    out = "folder of the export of a model without a run (default: outputs/exports/<name>)"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
+    _add_overrides(parser)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch and ONNX Runtime (default: 1)")
     parser.add_argument("--examples", type=int, default=200, help="number of examples to time (default: 200)")
     parser.add_argument("--no-int8", dest="int8", action="store_false", help="write float32 only, not 8 bits")
@@ -290,6 +300,33 @@ def _add_folders(parser: Parser) -> None:
     parser.add_argument("folders", nargs="*", type=Path, default=[RUNS], help=f"folders of runs (default: {RUNS})")
 
 
+def _add_overrides(parser: Parser) -> None:
+    overrides = "options of the task, which replace what the folder says: task.columns=[text] task.label=topic"
+    parser.add_argument("overrides", nargs="*", metavar="task.<option>=<value>", help=overrides)
+
+
+def task_options(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of overrides of a task, nested by their keys.
+
+    Raises:
+        UserError: one is not of the form ``task.<option>=<value>``.
+    """
+    if not overrides:
+        return {}
+    from omegaconf import OmegaConf
+
+    from distill_runner.compose.command_line import parsed
+
+    config = OmegaConf.create({"task": {}})
+    for override in overrides:
+        key, value = parsed(override)
+        if not key.startswith("task."):
+            raise UserError(override, None, "is no option of the task", "Write task.<option>=<value>.")
+        OmegaConf.update(config, key, value)
+    options: Any = OmegaConf.to_container(config)
+    return dict(options["task"])
+
+
 def _add_filters(parser: Parser) -> None:
     parser.add_argument("--task", nargs="+", metavar="TASK", help="only these tasks")
     parser.add_argument("--method", nargs="+", metavar="METHOD", help="only these methods")
@@ -368,7 +405,7 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
     Raises:
         UserError: an option is wrong, or the subcommand cannot do what the options ask for.
     """
-    options = parser_of(name).parse_args(arguments)
+    options = parser_of(name).parse_intermixed_args(arguments)
     module, _, function = SUBCOMMANDS[name].function.partition(":")
     run: Callable[[Namespace], int | None] = getattr(import_module(f"distill_runner.commands.{module}"), function)
     return run(options) or 0

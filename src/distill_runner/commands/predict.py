@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from distill_runner.commands.parser import write_file
+from distill_runner.commands.parser import task_options, write_file
 from distill_runner.common.errors import UserError, suggestion
-from distill_runner.deploy.student import TEST, Student
+from distill_runner.deploy.folder import TEST, ModelFolder
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,19 @@ FILES = (
 
 
 def predict(options: Namespace) -> None:
-    """Write a student's prediction for each row of a file; what was read of the file goes to standard error.
+    """Write a model's prediction for each row of a file; what was read of the file goes to standard error.
 
     Raises:
-        UserError: the folder has no student, or the file cannot be read.
+        UserError: the folder has no model, or the file cannot be read.
     """
     suffix = options.out.suffix if options.out else ""
-    content, line = Student.read(options.run).predict_file(options.file, options.device, options.encoding, suffix)
+    model = ModelFolder.read(options.folder, options=task_options(options.overrides))
+    content, line = model.predict_file(options.file, options.device, options.encoding, suffix)
     for text in (line, *(f"warning: {warning}" for warning in line.warnings)):
         print(text, file=sys.stderr)
     if options.out:
         write_file(options.out, content)
-        print(f"{options.out}: predictions for {options.file} by {options.run}")
+        print(f"{options.out}: predictions for {options.file} by {options.folder}")
     elif isinstance(content, str):
         print(content, end="")
     else:
@@ -80,18 +81,18 @@ def submit(options: Namespace) -> None:
     Raises:
         UserError: a folder has no student, two students have the same task, or data cannot be read.
     """
-    students = [Student.read(folder) for folder in options.folders]
+    students = [ModelFolder.read(str(folder)) for folder in options.folders]
     if students[0].task.has_ids:
         return _write_answers(students, options)
-    by_task: dict[str, Student] = {}
+    by_task: dict[str, ModelFolder] = {}
     for student in students:
         config = str(student.task.config)
         if Path(student.task.dataset).name != "glue" or config not in {file.task for file in FILES}:
             problem = f"its task {student.task.name} is not one of GLUE's"
-            raise UserError("folder", student.folder, problem, "Predict a file of your own with distill-run predict.")
+            raise UserError("folder", student.name, problem, "Predict a file of your own with distill-run predict.")
         if config in by_task:
-            problem = f"{by_task[config].folder} is also a student of {config}"
-            raise UserError("folder", student.folder, problem, "Name one run for each task.")
+            problem = f"{by_task[config].name} is also a student of {config}"
+            raise UserError("folder", student.name, problem, "Name one run for each task.")
         by_task[config] = student
     content, number = io.BytesIO(), 0
     with ZipFile(content, "w") as archive:
@@ -108,7 +109,7 @@ def submit(options: Namespace) -> None:
     print(f"{options.out}: {number} of {len(FILES)} files")
 
 
-def _predictions(file: ServerFile, student: Student | None, device: str, fill: bool) -> list[str] | None:
+def _predictions(file: ServerFile, student: ModelFolder | None, device: str, fill: bool) -> list[str] | None:
     """Return the lines of a file by its student, or constants; None without either. Print which it is."""
     if student is not None:
         test_task = student.task.model_copy(update={"config": file.config, "test": {TEST: file.split}})
@@ -116,7 +117,7 @@ def _predictions(file: ServerFile, student: Student | None, device: str, fill: b
         if file.task == "stsb":
             outputs = outputs.clip(0, 5)  # the range that the server takes
         predictions = test_task.prediction_texts(outputs, file.class_names)
-        print(f"{file.name}: {len(predictions)} predictions by {student.folder}", flush=True)
+        print(f"{file.name}: {len(predictions)} predictions by {student.name}", flush=True)
         if len(predictions) != file.size:
             print(f"  the server expects {file.size}: is this the whole test split?")
         return predictions
@@ -128,11 +129,11 @@ def _predictions(file: ServerFile, student: Student | None, device: str, fill: b
     return [constant] * file.size
 
 
-def _write_answers(students: Sequence[Student], options: Namespace) -> None:
+def _write_answers(students: Sequence[ModelFolder], options: Namespace) -> None:
     """Write answers by id, as JSON for the evaluation scripts of SQuAD and MLQA."""
     student, *others = students
     if others:
-        raise UserError("folder", others[0].folder, "the file holds the answers of one student", "Name one run folder.")
+        raise UserError("folder", others[0].name, "the file holds the answers of one student", "Name one run folder.")
     task = student.task
     splits = {**task.validation, **task.test}
     name = options.split or next(iter(task.test or task.validation))
@@ -141,4 +142,4 @@ def _write_answers(students: Sequence[Student], options: Namespace) -> None:
     # The split is read as a test split, since test splits may lack answers.
     test_task = task.model_copy(update={"test": {TEST: splits[name]}, "validation": {}, "languages": {}})
     write_file(options.out, student.predict(test_task, options.device, test_task.prediction_file))
-    print(f"{options.out}: answers for the split {name} by {student.folder}")
+    print(f"{options.out}: answers for the split {name} by {student.name}")

@@ -155,6 +155,19 @@ def expand_shorthand(override: str) -> str:
     return re.sub(r"^student\.init=([\w,]+)$", r"student.init.layers=\1", override)
 
 
+def parsed(override: str) -> tuple[str, Any]:
+    """Return the key and the value of an override, with the shorthands of a run.
+
+    Raises:
+        UserError: it is not of the form ``<key>=<value>``.
+    """
+    try:
+        result = OverridesParser.create().parse_override(quoted(expand_shorthand(override)))
+    except HydraException as error:
+        raise UserError(override, None, "is not of the form <key>=<value>") from error
+    return str(result.key_or_group), result.value()
+
+
 def quoted(override: str) -> str:
     """Quote the values that Hydra's grammar takes only in quotes: =, #, ~, apostrophes, letters outside ASCII."""
     key, equals, value = override.partition("=")

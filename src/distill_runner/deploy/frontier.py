@@ -3,8 +3,8 @@
 The choice is made on one validation split. Each chain of students, from the largest to the smallest, is tested in that
 order until one fails; the chains share the error rate. So a student that is worse than its teacher by the margin or
 more is chosen in at most 5% of all frontiers (fixed-sequence testing, Westfall & Krishen 2001), if the split has chosen
-nothing else. The split has: epochs, the best of several settings, and whether a chain of static int8 exists. And the
-test is of the mean over seeds, while the best seed is served.
+nothing else. The split has: epochs, and the best of several settings. And the test is of the mean over seeds, while the
+best seed is served.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import quantity
 from distill_runner.common.terminal import markdown_table
-from distill_runner.deploy.measure import BATCH, EXACT, INT8, STATIC, PaddedSplit, RunningCost
+from distill_runner.deploy.measure import BATCH, EXACT, INT8, PaddedSplit, RunningCost, examples_needed
 from distill_runner.report.compare import Predictions, pair_predictions
 from distill_runner.report.figures import COLORS, legend, panels, style
-from distill_runner.report.statistics import ALPHA, POWER
+from distill_runner.report.statistics import ALPHA
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TEACHER = "teacher"
 SIZE, LATENCY = "size", "latency"
 _AXES = {LATENCY: "p50 of one example in ms", SIZE: "MB"}
-_MARKERS = {EXACT: "o", INT8: "s", STATIC: "^"}
+_MARKERS = {EXACT: "o", INT8: "s"}
 CHOICE: dict[str, Any] = {
     "marker": "o",
     "markersize": 13,
@@ -44,7 +44,7 @@ class Contender:
 
     Attributes:
         name: ``teacher``, or the name of the student's row in a table.
-        form: ``ONNX``, ``ONNX int8`` or ``ONNX int8 static``.
+        form: ``ONNX`` or ``ONNX int8``.
         family: equal for students that differ in depth or size alone; None for the teacher.
     """
 
@@ -196,19 +196,14 @@ def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, exa
     if 100 * row.difference <= -margin:
         missing = quantity(-100 * row.difference - margin, "point", ".2f")
         return f"{text}. It lacks {missing}: try more layers, epochs or data."
-    from scipy.special import ndtri
-
     level = ALPHA / len({(other.family, other.form) for other in rows if other.family is not None})
     same_form = [other for other in rows if (other.family, other.form) == (row.family, row.form)]
     larger = [other for other in same_form if other.num_bytes > row.num_bytes and (other.p is None or other.p > level)]
     if larger:
         return f"{text}. It is not tested, since the larger {larger[0].label} is not shown to be within it either."
-    if not 0 < row.p < 0.5:
+    if (needed := examples_needed(row.p, examples, level)) is None:
         return f"{text}. Its predictions differ too little to test."
-    needed = examples * ((-ndtri(level) + ndtri(POWER)) / -ndtri(row.p)) ** 2
-    return (
-        f"{text}. About {int(needed) + 1:,} validation examples, of {examples:,} now, would show it (p = {row.p:.2g})."
-    )
+    return f"{text}. About {needed:,} validation examples, of {examples:,} now, would show it (p = {row.p:.2g})."
 
 
 def teacher_notes(rows: Sequence[FrontierRow], row: FrontierRow, smallest: str = SIZE) -> list[str]:
@@ -224,7 +219,8 @@ def teacher_notes(rows: Sequence[FrontierRow], row: FrontierRow, smallest: str =
 def table(rows: Sequence[FrontierRow], metric: str, selection: FrontierRow, margin: float, smallest: str = SIZE) -> str:
     """Return a Markdown table, from the largest to the smallest student, the teacher first.
 
-    Rows whose latencies overlap name each other by number. A star marks the Pareto set, an arrow the choice.
+    Rows whose latencies overlap name each other by number. A star marks the Pareto set, an arrow a choice that is good
+    enough.
     """
     best = {row.label for row in pareto(rows, smallest)}
     header = ["#", "model", "form", f"{metric} ×100", "95%", "to the teacher", "p", f"within {margin:g}", "MB"]
@@ -232,7 +228,8 @@ def table(rows: Sequence[FrontierRow], metric: str, selection: FrontierRow, marg
     cells = []
     for number, row in enumerate(rows, start=1):
         equal = [str(n) for n, other in enumerate(rows, 1) if other is not row and row.cost.is_as_fast_as(other.cost)]
-        marks = ("→ " if row.label == selection.label else "") + ("★ " if row.label in best else "")
+        is_choice = row.is_good and row.label == selection.label
+        marks = ("→ " if is_choice else "") + ("★ " if row.label in best else "")
         scores = "{:.2f}–{:.2f}".format(*(100 * bound for bound in row.interval))
         line = [f"{number}", f"{marks}{row.name}", row.form, f"{100 * row.score:.2f}", scores]
         line += ["" if row.difference is None else f"{100 * row.difference:+.2f}"]
@@ -246,12 +243,13 @@ def table(rows: Sequence[FrontierRow], metric: str, selection: FrontierRow, marg
 def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, task: str, margin: float) -> "Figure":
     """Draw two panels, each with a point for each row and its 95% intervals; the horizontal axes are logarithmic.
 
-    A line joins the Pareto set, and a dashed one lies ``margin`` points below the teacher. The choice gets a ring.
+    A line joins the Pareto set, and a dashed one lies ``margin`` points below the teacher. The selection gets a ring.
 
     Args:
         rows: the first one is the teacher in float32.
-        selection: the row of the choice.
+        selection: the row of the choice; if it is not good enough, it is only the best.
     """
+    names = dict[Any, list[tuple[str, float, float]]]()
     with style():
         picture, panels_of = panels(2, 2, width=5.2, height=4.0)
         for panel, (axis, words) in zip(panels_of, _AXES.items(), strict=True):
@@ -270,7 +268,7 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
                     "marker": _MARKERS[row.form],
                 }
                 panel.errorbar(x, y, heights, widths, elinewidth=0.8, capsize=2, **look)
-                panel.annotate(row.name, (x, y), (4, 4), textcoords="offset points", fontsize=6, color="0.35")
+                names.setdefault(panel, []).append((row.name, x, y))
             panel.plot(place(selection), 100 * selection.score, **CHOICE)
             panel.axhline(100 * rows[0].score - margin, **FLOOR)
             panel.set_xscale("log")
@@ -287,5 +285,25 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
             if any(row.form == form and row.family is not None for row in rows)
         }
         looks |= {"teacher": {"color": COLORS[6], "marker": "o", "linestyle": ""}, "Pareto set": PARETO}
-        legend(picture, {**looks, "choice": CHOICE, f"teacher − {margin:g}": FLOOR})
+        ring = "choice" if selection.is_good else "best, but not good enough"
+        legend(picture, {**looks, ring: CHOICE, f"teacher − {margin:g}": FLOOR})
+        picture.draw_without_rendering()  # from here on, each point has its place
+        for panel, points in names.items():
+            _annotate(panel, points)
     return picture
+
+
+def _annotate(panel: Any, points: Sequence[tuple[str, float, float]]) -> None:
+    """Write a name beside each point (x, y), at the nearest height at which it covers no other name."""
+    from matplotlib.transforms import Bbox
+
+    boxes: list[Bbox] = []
+    for name, x, y in points:
+        text = panel.annotate(name, (x, y), (5, 4), textcoords="offset points", fontsize=6, color="0.35")
+        text.set_in_layout(False)
+        for step in range(4 * len(points)):
+            text.set_position((5, 4 + (step + 1) // 2 * (-8 if step % 2 else 8)))
+            box = text.get_window_extent()
+            if not any(box.overlaps(other) for other in boxes):
+                break
+        boxes.append(box)

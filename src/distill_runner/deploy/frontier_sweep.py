@@ -4,29 +4,28 @@ Models, exports and predictions are in the store, so that the same command after
 """
 
 import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field
 
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.process import pinned_cpus
 from distill_runner.common.schema import LARGEST, Schema
 from distill_runner.deploy import frontier, measure, onnx
 from distill_runner.deploy.frontier import TEACHER, Candidate
-from distill_runner.deploy.measure import EXACT, INT8, STATIC, PaddedSplit
+from distill_runner.deploy.measure import BATCH, EXACT, INT8, PaddedSplit
 from distill_runner.deploy.serving import write_service
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
+from distill_runner.report.card import CARD, with_additions
 from distill_runner.report.collect import Result, label
 from distill_runner.report.compare import Predictions
 from distill_runner.report.figures import save
@@ -38,12 +37,10 @@ from distill_runner.training.config import MAX_THREADS
 log = logging.getLogger(__name__)
 
 Launch = Callable[[Sequence[Sequence[str]]], Any]
-_SCHEMA, PREDICTION_FILE = 2, "predictions.npz"
+_SCHEMA, PREDICTION_FILE = 3, "predictions.npz"
 """Of exports in the store: the number of the code that writes them, and the file with predictions."""
-PROGRAMS = ("onnx", "onnxruntime", "onnxscript", "torch", "transformers")
-"""Packages that write and run the files."""
-_CHECKED, CALIBRATION = 64, 128
-"""Numbers of validation examples on which ONNX is compared with torch, and of training examples that calibrate."""
+_CHECKED = 64
+"""Number of validation examples on which ONNX is compared with torch."""
 NO_TEST = "++task.test=null"
 """Override of every point: only the student that is chosen is scored on a test split, in the end."""
 
@@ -150,7 +147,8 @@ class Exporter:
     @cached_property
     def examples(self) -> PaddedSplit:
         """The validation split as this model reads it."""
-        return self._padded(self.split)
+        tokenizer: Any = self.pipeline.inputs.tokenizer(self.stage)
+        return PaddedSplit(self.pipeline.inputs.split(self.stage, self.split).teacher_inputs, tokenizer)
 
     def export(self, form: str) -> tuple[Path, Predictions]:
         """Return the model's ONNX file in a form, and its predictions on the validation split.
@@ -165,7 +163,7 @@ class Exporter:
             "tokens": self.stage.split_spec(self.split),
             "metrics": self.task.metrics[:1],
             "form": form,
-            "versions": {name: version(name) for name in PROGRAMS},
+            "versions": onnx.versions(),
             "onnx.processor": None if form == EXACT else list(onnx.processor()),
         }
         folder = self.pipeline.store.get(spec, partial(self._write, form))
@@ -175,26 +173,19 @@ class Exporter:
     def _write(self, form: str, folder: Path) -> None:
         from distill_runner.models.build import load_model
 
+        log.info("%s: exporting to %s", self.stage.name, form)
         if form == EXACT:
             network = load_model(self.pipeline.build(self.stage) / "model", self.stage.head)
             path = onnx.export(network, self.examples.samples(), folder / onnx.FOLDER / onnx.PLAIN)
             inputs = self.examples.inputs(range(min(_CHECKED, len(self.examples))))
             outputs, reference = onnx.OnnxEngine(path, 1)(inputs), onnx.TorchEngine(network)(inputs)
             measure.checked_difference(outputs, reference, self.stage.name)
-        elif form == INT8:
-            path = onnx.quantize(self.export(EXACT)[0], folder / onnx.FOLDER)
         else:
-            texts = self._padded(self.task.train)
-            numbers = np.random.default_rng(0).permutation(len(texts))[:CALIBRATION]
-            batches = [texts.inputs([int(number)]) for number in numbers]
-            path = onnx.quantize_static(self.export(EXACT)[0], folder / onnx.FOLDER, batches)
-        outputs = self.examples.outputs(onnx.OnnxEngine(path, self.pipeline.runtime.threads or 1))
+            path = onnx.quantize(self.export(EXACT)[0], folder / onnx.FOLDER)
+        engine = onnx.OnnxEngine(path, self.pipeline.runtime.threads or 1)
+        outputs = self.examples.outputs(engine, 1 if form == INT8 else BATCH)
         scored = self.pipeline.inputs.split(self.stage, self.split)
         self.task.save_predictions(folder / PREDICTION_FILE, outputs, scored)
-
-    def _padded(self, split: str) -> PaddedSplit:
-        tokenizer: Any = self.pipeline.inputs.tokenizer(self.stage)
-        return PaddedSplit(self.pipeline.inputs.split(self.stage, split).teacher_inputs, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -215,13 +206,14 @@ class FrontierSweep:
         """Export, score, time, choose, write and print; the test split of the chosen student comes last."""
         self.folder.mkdir(parents=True, exist_ok=True)
         settings, metric = self.settings, self.task.metrics[0]
-        candidates = self._candidates(notes)
+        candidates = self._candidates()
         with pinned_cpus(settings.threads) as cpus:
-            log.info("timing %d engines in turns", len(candidates))
+            log.info("timing %d models in turns", len(candidates))
+            machine = measure.conditions(settings.threads, cpus)  # with the load of other work, not of the timing
             engines = {one.label: onnx.OnnxEngine(one.files[0], settings.threads) for one in candidates}
             splits = {one.label: one.examples for one in candidates}
             circumstances = (
-                f"Timing: {measure.conditions(settings.threads, cpus)}. At most {settings.examples} validation "
+                f"Timing: {measure.in_words(machine)}. At most {settings.examples} validation "
                 f"examples in {measure.ROUNDS} rounds; the models take turns in each."
             )
             costs = measure.running_costs(engines, splits, settings.examples)
@@ -242,14 +234,24 @@ class FrontierSweep:
         save(frontier.figure(rows, row, metric, self.task.name, settings.margin), picture)
         (self.folder / "frontier.md").write_text("\n\n".join([text, *notes]) + "\n", encoding="utf-8")
         entries = [asdict(one) | {"family": None} for one in rows]
-        write_json(self.folder / "frontier.json", {"choice": row.label, "run": str(point.folder), "rows": entries})
+        served = {"choice": row.label if row.is_good else None, "served": row.label, "run": str(point.folder)}
+        write_json(self.folder / "frontier.json", {**served, "machine": machine, "rows": entries})
         # No other point is run with the test splits of its task.
         with_tests = _with_tests(self.grid, point)
         if with_tests.stage is not None and with_tests.stage.config.task and with_tests.stage.config.task.test:
             launch([with_tests.overrides])
-        files = [one.files[number] for one in candidates if one.name == best.name]
-        folder, section = self.folder / "best", [text, *notes]
-        write_service(folder, point.folder / "model", files, best.files[number], self.task, section, picture)
+        folder, card = self.folder / "best", self.folder / "best" / CARD
+        previous = card.read_text(encoding="utf-8") if card.is_file() else ""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(point.folder / "model", folder, ignore=shutil.ignore_patterns(onnx.FOLDER))
+        card.write_text(with_additions(card.read_text(encoding="utf-8"), previous), encoding="utf-8")
+        (folder / onnx.FOLDER).mkdir()
+        for file in (one.files[number] for one in candidates if one.name == best.name):
+            shutil.copyfile(file, folder / onnx.FOLDER / file.name)
+        shutil.copyfile(picture, folder / picture.name)
+        paragraphs = [text, *notes, f"![The frontier]({picture.name})"]
+        served_file = folder / onnx.FOLDER / best.files[number].name
+        write_service(folder, served_file, self.task, settings.threads, paragraphs)
         print(f"\n{text}\n", *notes, f"written: {self.folder}", f"to serve: {folder}", sep="\n")
         for name, tested in ((point.result().get("test") or {}).get("splits") or {}).items():
             teacher = tested.get("teacher_score")
@@ -271,9 +273,9 @@ class FrontierSweep:
         pipeline = Pipeline(Store(point.run.store.dir), point.run.runtime)
         return Exporter(stage, pipeline, self.task, self.task.validation[self.task.scored_splits[0]])
 
-    def _candidates(self, notes: list[str]) -> list[Candidate]:
-        """Return the teacher and the students in all forms; add to ``notes`` why a student has a static form."""
-        forms, metric = [EXACT, *([INT8] if self.settings.int8 else [])], self.task.metrics[0]
+    def _candidates(self) -> list[Candidate]:
+        """Return the teacher and the students in all forms."""
+        forms = [EXACT, *([INT8] if self.settings.int8 else [])]
 
         def candidate(
             name: str, form: str, family: Any, seeds: Sequence[int], exporters: Sequence[Exporter]
@@ -291,16 +293,6 @@ class FrontierSweep:
             # Students of one chain share these, and differ in depth or size alone.
             family = label(first), source is not None and source == first.get("teacher")
             candidates += [candidate(name, form, family, seeds, exporters) for form in forms]
-            if not self.settings.int8:
-                continue
-            exact, dynamic = (fmean(one.scores(metric)) for one in candidates[-2:])
-            if (loss := 100 * (exact - dynamic)) > self.settings.margin:
-                candidates.append(candidate(name, STATIC, family, seeds, exporters))
-                rest = 100 * (exact - fmean(candidates[-1].scores(metric)))
-                notes.append(
-                    f"{name}: dynamic int8 loses {quantity(loss, 'point', '.2f')}, more than "
-                    f"{self.settings.margin:g}; static int8, calibrated on training texts, loses {rest:.2f}"
-                )
         return candidates
 
 

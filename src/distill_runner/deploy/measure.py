@@ -1,5 +1,6 @@
 """What the forms of a model (torch, ONNX, ONNX in 8 bits) give and cost: outputs, score, size, latency, throughput."""
 
+import logging
 import os
 import platform
 import re
@@ -16,21 +17,25 @@ import numpy as np
 from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.terminal import markdown_table
 from distill_runner.deploy.onnx import FOLDER, PLAIN, Inputs, OnnxEngine, TorchEngine, export, quantize
-from distill_runner.report.statistics import CONFIDENCE
+from distill_runner.report.compare import Predictions, pair_predictions
+from distill_runner.report.resampling import ExampleTest, SummedScores
+from distill_runner.report.sample_scores import f1_of_counts
+from distill_runner.report.statistics import ALPHA, CONFIDENCE, POWER
 
 if TYPE_CHECKING:
     from distill_runner.datasets.splits import Split
+    from distill_runner.models.config import Head
     from distill_runner.tasks import Task
 
+log = logging.getLogger(__name__)
 Engine = Callable[[Inputs], np.ndarray]
 PERCENTILES = (50, 95, 99)
 WARM_UP, BATCH, ROUNDS = 10, 32, 6
 SHARES = (0.05, 0.35, 0.65, 0.95)
-EXACT, INT8, STATIC = "ONNX", "ONNX int8", "ONNX int8 static"
-"""Forms of a model: in float32, and in 8 bits with ranges of activations at run time, or of training examples."""
-TOLERANCE = 1e-3
+TORCH, EXACT, INT8 = "torch", "ONNX", "ONNX int8"
+"""Forms of a model; in 8 bits, the ranges of activations are those of each run."""
+TOLERANCE = 1e-4
 """Largest allowed difference between outputs of ONNX in float32 and of torch, relative to max(1, largest output)."""
-HEADING = "## Deployment"
 
 
 class PaddedSplit:
@@ -55,13 +60,17 @@ class PaddedSplit:
         arrays = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
         return {name: arrays[name].numpy() for name in self.names if name in arrays}
 
-    def outputs(self, engine: Engine) -> np.ndarray:
-        """Return the outputs of ``engine`` for all examples, (``split.num_outputs``, C), in the order of the split."""
+    def outputs(self, engine: Engine, batch_size: int = BATCH) -> np.ndarray:
+        """Return the outputs of ``engine`` for all examples, (``split.num_outputs``, C), in the order of the split.
+
+        Args:
+            batch_size: 1 for int8, which rounds an example by the values of the others in its batch.
+        """
         import torch
 
         outputs = np.zeros((self.split.num_outputs, 0), dtype=np.float32)
-        for start in range(0, len(self), BATCH):
-            index = self.order[start : start + BATCH]
+        for start in range(0, len(self), batch_size):
+            index = self.order[start : start + batch_size]
             batch = self.split.batch(index)
             logits = torch.from_numpy(engine(self.inputs(index)))
             if batch.head_tokens is not None:  # a head on tokens
@@ -162,14 +171,24 @@ def running_costs(
     }
 
 
-def conditions(threads: int, cpus: Sequence[int] = ()) -> str:
+def conditions(threads: int, cpus: Sequence[int] = ()) -> dict[str, Any]:
     """Return the processor, the threads, the CPUs that they are pinned to, if any, and the load of the machine."""
     cpuinfo = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*:\s*(.*)", cpuinfo.read_text(encoding="utf-8") if cpuinfo.is_file() else "")
-    name = names[0] if names else platform.processor() or platform.machine()
-    pinned = f" pinned to CPU {', '.join(map(str, cpus))}" if cpus else ""
-    load = f"; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs" if hasattr(os, "getloadavg") else ""
-    return f"{name}, {quantity(threads, 'thread')}{pinned}{load}"
+    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+    machine = {"processor": names[0] if names else platform.processor() or platform.machine(), "threads": threads}
+    return machine | {"pinned": [*cpus], "load": load, "cpus": os.cpu_count() or 1}
+
+
+def in_words(machine: Mapping[str, Any]) -> str:
+    """Return ``conditions`` as a text, which says if the machine was busy."""
+    pinned = f" pinned to CPU {', '.join(map(str, machine['pinned']))}" if machine["pinned"] else ""
+    text = f"{machine['processor']}, {quantity(machine['threads'], 'thread')}{pinned}"
+    if machine["load"] is None:
+        return text
+    text += f"; load {machine['load']:.1f} on {quantity(machine['cpus'], 'CPU')}"
+    is_busy = machine["load"] > machine["cpus"]
+    return f"{text}: the machine was busy, so the times compare these rows at best" if is_busy else text
 
 
 def checked_difference(outputs: np.ndarray, reference: np.ndarray, model: str, tolerance: float = TOLERANCE) -> float:
@@ -190,13 +209,16 @@ class ModelForm:
     """Score, size and running cost of one model in one form.
 
     Attributes:
-        model: ``student`` or ``teacher``.
+        model: ``student``, ``teacher`` or ``model``.
         form: ``torch``, ``ONNX`` or ``ONNX int8``.
         score: the task's first metric on the first validation split.
         num_bytes: size of the file, or of the parameters for torch.
         num_params: number of parameters of the model.
         difference: largest absolute difference between the outputs of this form and of torch; None for torch itself.
         agreement: ``Task.agreement`` with torch, such as the fraction of equal predictions; None for torch itself.
+        test: of the score against that of torch; None for torch itself, or if it cannot be tested.
+        p: of the score being worse than torch's by the margin or more; None without a margin or a test.
+        labels: F1 of torch and of this form by label, with their test; those with equal predictions have none.
         cost: latency and throughput.
     """
 
@@ -207,19 +229,37 @@ class ModelForm:
     num_params: int
     difference: float | None = None
     agreement: float | None = None
+    test: ExampleTest | None = None
+    p: float | None = None
+    labels: Mapping[str, tuple[float, float, ExampleTest | None]] = field(default_factory=dict)
     cost: RunningCost = RunningCost({}, 0.0)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it is shown that the score is not worse than torch's by the margin or more."""
+        return self.p is not None and self.p <= ALPHA
 
 
 def evaluate(
-    models: Mapping[str, tuple[Path, Path]], task: "Task", threads: int, num_examples: int, int8: bool
-) -> list[ModelForm]:
+    models: Mapping[str, tuple[Path, Path]],
+    task: "Task",
+    head: "Head",
+    threads: int,
+    num_examples: int,
+    int8: bool,
+    margin: float | None = None,
+) -> tuple[list[ModelForm], dict[str, Any]]:
     """Write models as ONNX, and return a row for each in torch, in ONNX and, if ``int8``, in ONNX with 8 bits.
 
     Args:
         models: by name, the folder of a model, and the folder in which its ONNX files get a subfolder.
         task: the task of the models; its first validation split is read.
+        head: the head of the models.
         threads: number of CPU threads of each engine.
         num_examples: number of examples that are timed.
+        margin: in points, by which ONNX may be worse than torch.
+    Returns:
+        The rows; and the machine with its load, the numbers of examples and the tokens of the timed ones.
     Raises:
         UserError: a model cannot be exported, or ONNX in float32 gives other outputs than torch.
     """
@@ -234,34 +274,78 @@ def evaluate(
             folder.mkdir()
             task.write(folder, examples, tokenizer)
             scored = task.open(folder)
-            split, network = PaddedSplit(scored.teacher_inputs, tokenizer), load_model(model, task.head)
+            split, network = PaddedSplit(scored.teacher_inputs, tokenizer), load_model(model, head)
+            log.info("%s: exporting to ONNX", name)
             path = export(network, split.samples(), target / FOLDER / PLAIN)
-            forms: dict[str, Any] = {"torch": TorchEngine(network), EXACT: OnnxEngine(path, threads)}
+            forms: dict[str, Any] = {TORCH: TorchEngine(network), EXACT: OnnxEngine(path, threads)}
             if int8:
                 forms[INT8] = OnnxEngine(quantize(path), threads)
-            reference = split.outputs(forms["torch"])
+            reference, num_params = np.zeros(0), count_parameters(network)
             for form, engine in forms.items():
+                log.info("%s: scoring %s on %s", name, form, quantity(len(split), "text", ","))
                 engines[f"{name} {form}"], splits[f"{name} {form}"] = engine, split
-                outputs, to_torch = reference, dict[str, Any]()
-                if form != "torch":
-                    outputs = split.outputs(engine)
+                outputs = split.outputs(engine, 1 if form == INT8 else BATCH)
+                to_torch = dict[str, Any]()
+                if form == TORCH:
+                    reference = outputs
+                else:
                     difference = checked_difference(outputs, reference, name, TOLERANCE if form == EXACT else inf)
                     to_torch = {"difference": difference, "agreement": task.agreement(outputs, reference, scored)}
-                score, num_params = task.score(outputs, scored)[task.metrics[0]], count_parameters(network)
+                    to_torch |= _tests(task, folder, scored, outputs, reference, margin)
+                score = task.score(outputs, scored)[task.metrics[0]]
                 rows.append(ModelForm(name, form, score, engine.num_bytes, num_params, **to_torch))
+        log.info("timing %d models in turns, on %d texts", len(engines), min(num_examples, len(split)))
+        machine = conditions(threads)  # with the load of other work, not of the timing
         costs = running_costs(engines, splits, num_examples)
-    return [replace(row, cost=costs[f"{row.model} {row.form}"]) for row in rows]
+        lengths = split.split.lengths
+        machine |= {"examples": len(lengths), "timed": min(num_examples, len(lengths))}
+        machine |= {"tokens": {"median": float(np.median(lengths)), "largest": int(lengths.max())}}
+    return [replace(row, cost=costs[f"{row.model} {row.form}"]) for row in rows], machine
+
+
+def _tests(
+    task: "Task", folder: Path, split: Any, outputs: np.ndarray, reference: np.ndarray, margin: float | None
+) -> dict[str, Any]:
+    """Return the tests of a form against torch, as fields of ``ModelForm``."""
+    metric, predictions, labels = task.metrics[0], list[Predictions](), dict[str, Any]()
+    for values in (outputs, reference):
+        task.save_predictions(folder / "predictions.npz", values, split)
+        predictions.append(Predictions.read(folder / "predictions.npz", metric))
+    own, of_torch = (task.label_counts(values, split) for values in (outputs, reference))
+    for name, counts in own.items():
+        scores = SummedScores([counts], [of_torch[name]], f1_of_counts)
+        form, torch = scores.observed.tolist()
+        labels[name] = (torch, form, scores.test() if scores.is_different.any() else None)
+    if (paired := pair_predictions(metric, predictions[:1], predictions[1:])) is None:
+        return {"labels": labels}
+    p = None if margin is None else paired.p_not_worse(margin / 100)
+    return {"labels": labels, "test": paired.test(), "p": p}
+
+
+def examples_needed(p: float, examples: int, level: float = ALPHA) -> int | None:
+    """Return about how many examples would show that a score is not worse, with a power of 80%; None if none would.
+
+    Args:
+        p: of the test on ``examples`` examples.
+        level: of the test.
+    """
+    from scipy.special import ndtri
+
+    if not 0 < p < 0.5:
+        return None
+    return int(examples * ((-ndtri(level) + ndtri(POWER)) / -ndtri(p)) ** 2) + 1
 
 
 def table(rows: Sequence[ModelForm], metric: str, agreement: str = "same prediction") -> str:
     """Return a Markdown table with one line per row; ``agreement`` names what the forms agree in."""
-    header = ["model", "form", f"{metric} ×100", "parameters", "MB", *(f"p{p} ms" for p in PERCENTILES)]
-    header += [f"examples/s at {BATCH}", "largest difference", agreement]
+    header = ["model", "form", f"{metric} ×100", "to torch", "95%", "parameters", "MB"]
+    header += [*(f"p{p} ms" for p in PERCENTILES), f"examples/s at {BATCH}", "largest difference", agreement]
     cells = [
         [
             row.model,
             row.form,
             f"{100 * row.score:.2f}",
+            *_difference(row.test),
             f"{row.num_params / 1e6:.2f}M",
             f"{row.num_bytes / 1e6:.1f}",
             *(f"{row.cost.milliseconds[p]:.2f}" for p in PERCENTILES),
@@ -274,17 +358,20 @@ def table(rows: Sequence[ModelForm], metric: str, agreement: str = "same predict
     return markdown_table(header, cells, text_columns=2)
 
 
-def section(
-    rows: Sequence[ModelForm], metric: str, conditions: str, loading: str, agreement: str = "same prediction"
-) -> str:
-    """Return the section on deployment for a model card, as Markdown; ``loading`` is a code block."""
-    return f"{HEADING}\n\n{table(rows, metric, agreement)}\n\n{conditions}\n\n{loading}\n"
+def label_table(row: ModelForm) -> str:
+    """Return a Markdown table of F1 by label, of torch and of a form, with the difference and its 95% interval."""
+    cells = [
+        [name, f"{100 * torch:.2f}", f"{100 * form:.2f}", *_difference(test)]
+        for name, (torch, form, test) in row.labels.items()
+    ]
+    return markdown_table(["label", "F1 ×100 of torch", f"of {row.form}", "difference", "95%"], cells)
 
 
-def with_section(card: str, text: str) -> str:
-    """Return ``card`` with the section ``text``, in place of an earlier section on deployment or at the end.
-
-    The earlier section ends with its code block (``section``). Text after that block stays.
-    """
-    start, _, end = card.partition(f"\n{HEADING}\n")
-    return start.rstrip("\n") + f"\n\n{text}" + end.partition("\n```\n")[2]
+def _difference(test: ExampleTest | None) -> list[str]:
+    """Return a difference and its interval as cells; without an interval if too few examples differ."""
+    if test is None:
+        return ["", ""]
+    interval = f"{test.differing} differ"
+    if test.low is not None and test.high is not None:
+        interval = f"{100 * test.low:+.2f} to {100 * test.high:+.2f}"
+    return [f"{100 * test.difference:+.2f}", interval]

@@ -5,9 +5,10 @@ The files are named as sentence-transformers names them on the hub.
 
 import platform
 from collections.abc import Container, Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ FOLDER, PLAIN = "onnx", "model.onnx"
 OUTPUTS = (("logits",), ("sentence_embedding",), ("start_logits", "end_logits"))
 """Names that the outputs of a model have; the second is that of sentence-transformers for vectors."""
 NOT_EXPORTED = "Only students that read texts are: checking, timing and serving them here needs a tokenizer's inputs."
+PROGRAMS = ("onnx", "onnxruntime", "onnxscript", "torch", "transformers")
+"""Packages that write and run the files."""
+AXES = ("batch", "tokens")
+"""Names of the axes of each input."""
 Inputs = Mapping[str, np.ndarray]
 
 
@@ -33,10 +38,17 @@ def require_onnx() -> None:
             raise UserError("distill-run export", None, f"{name} is not installed", "pip install 'distill-run[export]'")
 
 
+def input_names(model: Any) -> set[str]:
+    """Return the names of the inputs that a model's family has; of one segment, ``token_type_ids`` say nothing."""
+    encoder = getattr(model, "base_model", model)
+    names = {*signature(encoder.forward).parameters} & {"input_ids", "attention_mask", "token_type_ids"}
+    return names - ({"token_type_ids"} if getattr(encoder.config, "type_vocab_size", 2) < 2 else set())
+
+
 def export(model: Any, inputs: Inputs, path: Path) -> Path:
     """Write ``model`` as one ONNX file with the exporter of ``transformers``.
 
-    The batch size and the sequence length of the exported model are dynamic.
+    Its inputs have the axes ``batch`` and ``tokens``, of any size. Its metadata name the opset and the programs.
 
     Args:
         inputs: tokenized batch of a few examples of different lengths, which the exporter traces.
@@ -55,17 +67,34 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
         from transformers.exporters.configs import OnnxConfig
         from transformers.exporters.exporter_onnx import OnnxExporter
 
-        tensors: Any = {name: torch.from_numpy(values) for name, values in inputs.items()}
+        names = input_names(model)
+        tensors: Any = {name: torch.from_numpy(values) for name, values in inputs.items() if name in names}
+        model.config.use_cache = False  # a decoder would return the keys and values of all layers
         try:
-            exported = OnnxExporter().export(model.eval(), tensors, config=OnnxConfig(dynamic=True))
+            program = OnnxExporter().export(model.eval(), tensors, config=OnnxConfig(dynamic=True)).program
         except Exception as error:
             problem = f"models of type {model.config.model_type} cannot be exported: {root_cause(error)}"
             raise UserError("distill-run export", None, problem) from error
-        path.parent.mkdir(parents=True, exist_ok=True)
         # The exporter records its stack traces, which name folders and users of this machine.
-        ClearMetadataAndDocStringPass()(exported.program)
-        onnx_ir.save(exported.program, str(path))
+        ClearMetadataAndDocStringPass()(program)
+        graph, axes = program.graph, dict[Any, str]()
+        for value in graph.inputs:
+            axes |= dict(zip(value.shape, AXES, strict=True))
+        # Some shapes in between contradict those that onnxruntime infers, which would be an error.
+        for node in graph.all_nodes():
+            for value in node.outputs:
+                value.shape = None if value not in graph.outputs else value.shape
+        for value in (*graph.inputs, *graph.outputs):
+            value.shape = onnx_ir.Shape([axes.get(size, size) for size in value.shape])
+        program.metadata_props.update({"opset": str(graph.opset_imports[""])} | versions())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        onnx_ir.save(program, str(path))
     return path
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that write and run the files."""
+    return {name: version(name) for name in PROGRAMS}
 
 
 def quantize(path: Path, folder: Path | None = None) -> Path:
@@ -86,59 +115,13 @@ def quantize(path: Path, folder: Path | None = None) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with suppressed_output():
         quantize_dynamic(
-            _without_shapes(path),
+            path,
             target,
             weight_type=QuantType.QUInt8 if weight_type == "quint8" else QuantType.QInt8,
             per_channel=False,
             extra_options={"DefaultTensorType": 1},
         )
     return target
-
-
-def quantize_static(path: Path, folder: Path, batches: Sequence[Inputs]) -> Path:
-    """Write a copy of the ONNX file ``path`` to ``folder``, with weights and activations of matrix products in 8 bits.
-
-    Each weight has a scale per output. The range of an activation is the mean over ``batches`` of its smallest and
-    largest values, so that single outliers do not take most of the 256 values. Embeddings stay in float32.
-
-    Returns:
-        Path of the quantized file.
-    """
-    import onnx
-    import onnxruntime.quantization as ort
-
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{path.stem}_static_{'_'.join(processor())}.onnx"
-    remaining = iter(batches)
-
-    class Reader(ort.CalibrationDataReader):
-        def get_next(self) -> Inputs | None:
-            return next(remaining, None)
-
-    with suppressed_output(), TemporaryDirectory() as scratch:
-        source = Path(scratch) / path.name
-        onnx.save(_without_shapes(path), source)
-        ort.quantize_static(
-            source,
-            target,
-            Reader(),
-            op_types_to_quantize=["MatMul", "Gemm"],
-            per_channel=True,
-            activation_type=ort.QuantType.QUInt8,
-            weight_type=ort.QuantType.QInt8,
-            calibrate_method=ort.CalibrationMethod.MinMax,
-            extra_options={"DefaultTensorType": 1, "CalibMovingAverage": True},
-        )
-    return target
-
-
-def _without_shapes(path: Path) -> Any:
-    """Return the model without recorded shapes: some contradict those that onnxruntime infers, which is an error."""
-    import onnx
-
-    model = onnx.load(path)
-    del model.graph.value_info[:]
-    return model
 
 
 def processor() -> tuple[str, str]:
@@ -178,14 +161,14 @@ class TorchEngine:
     """Engine that runs a model's own ``forward`` on padded batches, as users of ``transformers`` do."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model.eval()
+        self.model, self.names = model.eval(), input_names(model)
         self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
 
     def __call__(self, inputs: Inputs) -> np.ndarray:
         import torch
 
         with torch.inference_mode():
-            tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
+            tensors = {name: torch.from_numpy(values) for name, values in inputs.items() if name in self.names}
             output = self.model(**tensors)
         return _as_one([output[name].numpy() for name in _output_names(output)])
 

@@ -1,20 +1,24 @@
-"""A folder that serves a student: model, ONNX files, model card, and a few lines each of Python and of Docker.
+"""A folder that serves a model: ONNX files, a card with a few lines of Python, ``serve.py`` and a ``Dockerfile``.
 
 ``serve.py`` needs fastapi, onnxruntime and tokenizers, not torch.
 """
 
 import json
-import shutil
-from collections.abc import Sequence
+import re
+from contextlib import chdir
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from distill_runner.deploy.measure import HEADING, with_section
 from distill_runner.deploy.onnx import FOLDER, OnnxEngine
-from distill_runner.report.card import CARD, with_additions
+from distill_runner.report.card import CARD
 from distill_runner.tasks import Task
+from distill_runner.tasks.programs import SERVICE
 
 SERVE = "serve.py"
+HEADING, END = "## Deployment", "<!-- end of deployment -->"
+CHARACTERS = 100_000
+"""Characters of a request to ``serve.py``."""
 FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 """Inputs of a model, by what the library tokenizers calls them."""
 DOCKER = """\
@@ -23,9 +27,8 @@ RUN pip install --no-cache-dir fastapi uvicorn numpy {packages}
 RUN useradd --create-home app
 USER app
 WORKDIR /home/app
-COPY config.json tokenizer.json serve.py ./
+COPY tokenizer.json serve.py ./
 COPY {file} {folder}/
-ENV OMP_NUM_THREADS=1
 EXPOSE 8000
 CMD ["uvicorn", "serve:app", "--host", "0.0.0.0", "--port", "8000"]
 """
@@ -45,46 +48,62 @@ SERVERS = (
 and the path of what they serve by ``pipeline_tag``."""
 
 
-def write_service(
-    folder: Path, model: Path, files: Sequence[Path], served: Path, task: Task, section: Sequence[str], picture: Path
-) -> None:
-    """Write the folder that serves a student, in place of an earlier one, whose license its card keeps.
+def write_service(folder: Path, file: Path, task: Task, threads: int, paragraphs: list[str]) -> None:
+    """Write ``serve.py``, ``Dockerfile`` and the card's section on deployment into the folder of a model.
 
     Args:
-        model: folder of the student's model.
-        files: its ONNX files; ``served`` is the one that is served.
-        task: what it was trained for.
-        section: paragraphs for the card, as Markdown.
-        picture: of the frontier, for the card.
+        file: the ONNX file in the folder that is served.
+        threads: number of CPU threads with which it was timed.
+        paragraphs: Markdown for the section, before the code.
     """
-    card = folder / CARD
-    previous = card.read_text(encoding="utf-8") if card.is_file() else ""
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(model, folder, ignore=shutil.ignore_patterns(FOLDER))
-    (folder / FOLDER).mkdir()
-    for file in files:
-        shutil.copyfile(file, folder / FOLDER / file.name)
-    shutil.copyfile(picture, folder / picture.name)
-    name = f"{FOLDER}/{served.name}"
-    parts = [HEADING, *section, f"![The frontier]({picture.name})", serving_commands(folder, name, task)]
-    text = with_additions(card.read_text(encoding="utf-8"), previous)
-    card.write_text(with_section(text, "\n\n".join(parts) + "\n"), encoding="utf-8")
-    (folder / SERVE).write_text(serving_program(folder, name, task), encoding="utf-8")
+    name = file.relative_to(folder).as_posix()
+    program = _program(folder, name, task, threads)
+    is_pair = len(task.columns) > 1 and not task.single_texts
+    served = {"input": "tuple[str, str]" if is_pair else "str", "cut": task.served_cut, "characters": CHARACTERS}
+    (folder / SERVE).write_text(program + SERVICE.format(**served), encoding="utf-8")
     packages = " ".join(f"{name}=={'.'.join(version(name).split('.')[:2])}.*" for name in ("onnxruntime", "tokenizers"))
     (folder / "Dockerfile").write_text(DOCKER.format(packages=packages, file=name, folder=FOLDER), encoding="utf-8")
+    card = folder / CARD
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    code = f"```python\n{_with_example(folder, program, task)}```"
+    words = f"In this folder, with `pip install numpy onnxruntime tokenizers`, `{name}` answers by:"
+    text = with_section(text, [*paragraphs, words, code, serving_commands(folder, name, task)])
+    card.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
+    card.write_text(text, encoding="utf-8")
 
 
-def serving_program(folder: Path, file: str, task: Task) -> str:
-    """Return the program that answers requests by an ONNX file in a student's folder, for fastapi."""
-    engine, config = OnnxEngine(folder / file, 1), json.loads((folder / "config.json").read_text(encoding="utf-8"))
+def with_section(card: str, paragraphs: list[str]) -> str:
+    """Return ``card`` with a section on deployment, in place of an earlier one or at the end."""
+    start, _, rest = card.partition(f"\n{HEADING}\n")
+    text = "\n\n".join([HEADING, *paragraphs, END])
+    return f"{start.rstrip()}\n\n{text}\n".lstrip() + rest.partition(f"\n{END}\n")[2]
+
+
+def _program(folder: Path, file: str, task: Task, threads: int) -> str:
+    """Return the program that answers by an ONNX file in a model's folder."""
+    engine, settings = OnnxEngine(folder / file, 1), folder / "tokenizer_config.json"
+    config: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    names = [*(task.head.names or ())]
     return task.served_program.format(
+        labels=f"labels = {names!r}\n" if "labels" in task.served_reply else "",
         max_length=task.num_positions,
-        padding=config.get("pad_token_id") or 0,
+        side=config.get("truncation_side", "right"),
+        threads=threads,
         file=file,
         fields={name: field for name, field in FIELDS.items() if name in engine.names},
         outputs=engine.outputs,
         **task.served_fields(),
     )
+
+
+def _with_example(folder: Path, program: str, task: Task) -> str:
+    """Return the program with a call, and with what it prints: it runs here."""
+    call, names = task.served_call.format(inputs=[task.served_example]), dict[str, Any]()
+    with chdir(folder):
+        exec(program, names)
+        reply = repr(eval(call, names))
+    rounded = re.sub(r"-?\d+\.\d{5,}(e-?\d+)?", lambda match: f"{float(match[0]):.4f}", reply)
+    return f"{program}\n\nprint({call})\n# {rounded}\n"
 
 
 def serving_commands(folder: Path, file: str, task: Task) -> str:
@@ -93,11 +112,16 @@ def serving_commands(folder: Path, file: str, task: Task) -> str:
     The servers get no prompt from these commands, so they are not named for a task with one.
     """
     kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    body = json.dumps({"inputs": ["a text" if len(task.columns) == 1 or task.single_texts else task.columns]})
+    body = json.dumps({"inputs": [task.served_example]})
     lines = ["pip install fastapi uvicorn numpy onnxruntime tokenizers && uvicorn serve:app"]
     lines += ["docker build -t student . && docker run -p 8000:8000 student"]
     lines += [f"curl localhost:8000/predict -H 'Content-Type: application/json' -d '{body}'"]
     for models, command, paths in SERVERS:
-        if kind in models and task.pipeline_tag in paths and not task.served_prompt():
+        has_weights = any(folder.glob("*.safetensors"))
+        if kind in models and task.pipeline_tag in paths and not task.served_prompt() and has_weights:
             lines.append(f"{command}  # POST /{paths[task.pipeline_tag]}")
-    return "\n".join([f"`{SERVE}` serves `{file}`; in this folder:", "", "```sh", *lines, "```"])
+    words = (
+        f'`{SERVE}` serves `{file}`. It cuts longer texts, or refuses them with `"truncate": false` (422). '
+        f"A request has at most 256 texts (422) and {CHARACTERS:,} characters (413)."
+    )
+    return "\n".join([words, "", "```sh", *lines, "```"])

@@ -1,46 +1,82 @@
-"""Programs that serve an exported model: ``serve.py`` of a folder to serve, by what the outputs of a model mean.
+"""Programs that run an exported model, by what its outputs mean: for the model card, and as ``serve.py``.
 
-They need fastapi, onnxruntime and tokenizers only. ``deploy.serving`` fills in the fields in braces; doubled braces are
-Python's own.
+They need onnxruntime and tokenizers, and fastapi to serve. ``deploy.serving`` fills in the fields in braces; doubled
+braces are Python's own.
 """
 
-ROWS = """\
-import json, fastapi, numpy, onnxruntime, tokenizers
-app, labels = fastapi.FastAPI(), [*json.load(open("config.json")).get("id2label", {{}}).values()]
-tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-tokenizer.enable_truncation({max_length}), tokenizer.enable_padding(pad_id={padding})
-session = onnxruntime.InferenceSession("{file}", providers=["CPUExecutionProvider"])
-@app.post("/predict")
-def predict(inputs: list[str | tuple[str, str]] = fastapi.Body(embed=True)):
-    texts, fields = tokenizer.encode_batch({texts}), {fields}
-    feeds = {{name: numpy.array([getattr(text, field) for text in texts]) for name, field in fields.items()}}
-    return [{reply} for text, row in zip(texts, session.run({outputs}, feeds)[0])]
+_START = """\
+import numpy, onnxruntime, tokenizers
+
+{labels}tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
+tokenizer.no_padding()
+"""
+_SESSION = """\
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = {threads}
+session = onnxruntime.InferenceSession("{file}", options, providers=["CPUExecutionProvider"])
+
+
+def run(text):  # one at a time: in a batch, int8 rounds a text by the values of the others
+    feeds = {{name: numpy.array([getattr(text, field)]) for name, field in {fields}.items()}}
+    return [output[0] for output in session.run({outputs}, feeds)]
+
+
+"""
+ROWS = f"""\
+{_START}tokenizer.enable_truncation({{max_length}}, direction="{{side}}")
+{_SESSION}def predict(inputs):
+    texts = tokenizer.encode_batch({{texts}})
+    return [{{reply}} for text, (row,) in zip(texts, map(run, texts))]
 """
 """A reply for each text, or each pair of texts, from its row of the outputs."""
 
-SPANS = """\
-import fastapi, numpy, onnxruntime, tokenizers
-app, tokenizer, short = fastapi.FastAPI(), *(tokenizers.Tokenizer.from_file("tokenizer.json") for _ in range(2))
-tokenizer.enable_truncation({max_length}, stride={overlap}, strategy="only_second")
-tokenizer.enable_padding(pad_id={padding})
-short.enable_truncation({max_question})
-session = onnxruntime.InferenceSession("{file}", providers=["CPUExecutionProvider"])
-@app.post("/predict")
-def predict(inputs: list[tuple[str, str]] = fastapi.Body(embed=True)):
-    ends = [max([0, *(end for _, end in short.encode(text, add_special_tokens=False).offsets)]) for text, _ in inputs]
-    texts = tokenizer.encode_batch([(text[:end], context) for (text, context), end in zip(inputs, ends)])
-    windows = [(number, window) for number, text in enumerate(texts) for window in (text, *text.overflowing)]
-    feeds = {{name: numpy.array([getattr(window, field) for _, window in windows]) for name, field in {fields}.items()}}
-    best, null = [dict(answer="", score=-1e9) for _ in inputs], [1e9] * len(inputs)
-    for (number, window), start, end in zip(windows, *session.run({outputs}, feeds)):
+SPANS = f"""\
+{_START}tokenizer.enable_truncation({{max_length}}, stride={{overlap}}, strategy="only_second")
+questions = tokenizers.Tokenizer.from_file("tokenizer.json")
+questions.enable_truncation({{max_question}})
+{_SESSION}def predict(inputs):
+    return [answer(*pair) for pair in inputs]
+
+
+def answer(question, context):
+    end = max([0, *(end for _, end in questions.encode(question, add_special_tokens=False).offsets)])
+    text = tokenizer.encode(question[:end], context)
+    best, null = dict(answer="", score=-1e9), 1e9
+    for window in (text, *text.overflowing):
+        start, end = run(window)
         is_context = numpy.array([side == 1 for side in window.sequence_ids])
         valid = numpy.triu(numpy.outer(is_context, is_context))
-        scores = numpy.where(valid & ~numpy.triu(valid, {max_answer}), start[:, None] + end, -1e9)
+        scores = numpy.where(valid & ~numpy.triu(valid, {{max_answer}}), start[:, None] + end, -1e9)
         first, last = numpy.unravel_index(scores.argmax(), scores.shape)
-        null[number] = min(null[number], float(start[0] + end[0]))
-        if scores[first, last] > best[number]["score"]:
-            answer = inputs[number][1][window.offsets[first][0] : window.offsets[last][1]]
-            best[number] = dict(answer=answer, score=float(scores[first, last]))
-    return [dict(answer="", score=low) if low - one["score"] > {threshold} else one for one, low in zip(best, null)]
+        null = min(null, float(start[0] + end[0]))
+        if scores[first, last] > best["score"]:
+            span = slice(window.offsets[first][0], window.offsets[last][1])
+            best = dict(answer=context[span], score=float(scores[first, last]))
+    return dict(answer="", score=null) if null - best["score"] > {{threshold}} else best
 """
 """The best span of each context, an empty one for "no answer"; a long context is read in windows."""
+
+SERVICE = """\
+
+
+import fastapi
+from fastapi.exceptions import RequestValidationError
+
+app = fastapi.FastAPI()
+
+
+@app.exception_handler(RequestValidationError)
+def refuse(request, error):  # without the input, which JSON may not hold
+    detail = [dict(loc=one["loc"], msg=one["msg"]) for one in error.errors()]
+    return fastapi.responses.JSONResponse(dict(detail=detail), 422)
+
+
+@app.post("/predict")
+def reply(inputs: list[{input}] = fastapi.Body(min_length=1, max_length=256), truncate: bool = fastapi.Body(True)):
+    if sum(len("".join(text)) for text in inputs) > {characters}:
+        raise fastapi.HTTPException(413, "more than {characters} characters")
+    if not truncate and any({cut}):
+        raise fastapi.HTTPException(422, "a text is too long, and truncate is false")
+    return predict(inputs)
+"""
+"""What ``serve.py`` has after one of the programs above: requests with limits."""

@@ -213,6 +213,11 @@ class Splits(Dataset):
         return "task"
 
     @property
+    def inferred_from(self) -> str:
+        """Split from which what the user leaves out is read: the training split, if the task has one."""
+        return self.train or next(iter({**self.validation, **self.test}.values()))
+
+    @property
     def splits(self) -> set[str]:
         return {self.train, *self.validation.values(), *self.test.values()} - {NO_SPLIT}
 

@@ -41,13 +41,6 @@ if TYPE_CHECKING:
     from distill_runner.models.sources import ModelSource
 
 
-_ONNX_LOADING = """```python
-from optimum.onnxruntime import {model}
-
-model = {model}.from_pretrained("{folder}", subfolder="onnx", file_name="{file}")
-```"""
-
-
 @dataclass(frozen=True)
 class ExamplePredictions:
     """Predictions of one model for N examples, to compare models example by example.
@@ -86,12 +79,12 @@ class Task(Splits):
         pipeline_tag: name of the ``transformers`` pipeline, and of the hub's task, that runs a model of this type.
         exportable: whether ``distill-run export`` can run an exported model: on padded tokens, with outputs of
             ``deploy.onnx``.
-        onnx_loading: code block for model cards that loads an exported model; the fields are ``model``, ``folder`` and
-            ``file``.
-        served_program: program that serves an exported model, with the fields of ``deploy.serving`` and of
+        served_program: program that runs an exported model, with the fields of ``deploy.serving`` and of
             ``served_fields``.
         served_reply: Python expression of the answer to one text in ``ROWS``. It reads ``row``, the outputs for the
             text, ``labels``, the names of the classes, and ``text``, its tokens.
+        served_cut: Python expression in the program of whether each of the ``inputs`` loses a part.
+        served_call: Python expression that shows the answers to ``inputs``.
         metric_functions: the metrics by name; the first one is the default.
         output_kind: what the outputs are to metrics of ``evaluate``; None if these cannot score tasks of this type.
         has_ids: whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them.
@@ -249,9 +242,10 @@ class Task(Splits):
     has_token_outputs: ClassVar[bool] = False
     pipeline_tag: ClassVar[str] = "text-classification"
     exportable: ClassVar[bool] = True
-    onnx_loading: ClassVar[str] = _ONNX_LOADING
     served_program: ClassVar[str] = ROWS
-    served_reply: ClassVar[str]
+    served_reply: ClassVar[str] = ""
+    served_cut: ClassVar[str] = "text.overflowing for text in tokenizer.encode_batch(inputs)"
+    served_call: ClassVar[str] = "predict({inputs})"
 
     @property
     @abstractmethod
@@ -282,6 +276,12 @@ class Task(Splits):
 
     def save_preprocessor(self, folder: Path) -> None:
         """Save preprocessing files other than the tokenizer's in the folder of a model, such as those for images."""
+
+    @property
+    def served_example(self) -> str | tuple[str, str]:
+        """A text, or two, that shows what a model answers."""
+        text = "The food was good, but the service was slow."
+        return (text, "The service could be better.") if len(self.columns) > 1 and not self.single_texts else text
 
     def served_prompt(self) -> str:
         """Return the text that a program that serves an exported model puts before each text.
@@ -341,6 +341,10 @@ class Task(Splits):
 
         Metrics are fractions; ``support`` is a number of examples.
         """
+        return {}
+
+    def label_counts(self, outputs: np.ndarray, split: "Split") -> dict[str, np.ndarray]:
+        """Return for each label the true positives, predicted and actual ones by unit, (S, 3); empty without labels."""
         return {}
 
     # 5. Decoding

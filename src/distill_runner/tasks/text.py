@@ -200,7 +200,7 @@ class TextTask(Task):
         if self.gold is not None or (self.columns and not self.prediction_columns):
             return self
 
-        names, split = column_names(self, self.train), next(iter(self.validation.values()))
+        names, split = column_names(self, self.inferred_from), next(iter(self.validation.values()))
         if find_label(self.label_columns, self.label_candidates(names)) is not None:
             return self.model_copy(update={"gold": "all"})
         others = [] if parse_split(split)[0] == parse_split(self.train)[0] else column_names(self, split)
@@ -215,11 +215,6 @@ class TextTask(Task):
     def label_candidates(self, names: Sequence[str]) -> list[str]:
         """Return the names of columns that may be labels: those of scores may not, unless they are named as labels."""
         return [name for name in names if name not in self.prediction_columns or name in self.label_columns]
-
-    @property
-    def inferred_from(self) -> str:
-        """Split from which columns are inferred."""
-        return self.train
 
     @property
     def labeled_split(self) -> str:
@@ -453,6 +448,13 @@ class TextTask(Task):
     def head(self) -> Head:
         names = tuple(self.names) or ("score",)
         return Head(self.auto_class, names, len(names), self.problem_type, self.name)
+
+    def label_counts(self, outputs: np.ndarray, split: "Split") -> dict[str, np.ndarray]:
+        if not self.has_classes:
+            return {}
+        sets = self.decoding.labels(outputs), np.asarray(split.labels)
+        predicted, actual = (self.decoding.indicators(labels, len(self.names)).T > 0 for labels in sets)
+        return dict(zip(self.names, np.stack([predicted & actual, predicted, actual], axis=-1), strict=True))
 
     def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
         return self.decoding.texts(outputs, self.names if names else [*map(str, range(len(self.names)))])

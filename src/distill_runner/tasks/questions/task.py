@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -108,6 +108,11 @@ class QuestionsTask(Task):
     has_token_outputs = True
     has_ids = True
     served_program = SPANS
+    served_example: ClassVar[tuple[str, str]] = (
+        "Where did Ada Lovelace meet Babbage?",
+        "Ada Lovelace met Charles Babbage in London in 1833.",
+    )
+    served_cut = "questions.encode(text[0], add_special_tokens=False).overflowing for text in inputs"
     agreement_name = "same answer"
     metric_functions = METRICS
     output_kind = "answers"

@@ -73,6 +73,7 @@ class TokensTask(Task):
     """
 
     served_reply = "[[t, labels[n]] for t, n, x in zip(text.tokens, row.argmax(-1), text.special_tokens_mask) if not x]"
+    served_example: ClassVar[str] = "Ada Lovelace met Charles Babbage in London."
     pipeline_tag = "token-classification"
     has_classes = True
     has_words = True
@@ -141,9 +142,9 @@ class TokensTask(Task):
     def resolved(self) -> Self:
         task = super().resolved()
         if not task.columns or task.label is None:
-            types = inspect_columns(task, task.train)
+            types = inspect_columns(task, task.inferred_from)
             if not task.columns and {"data", "annotations"} <= types.keys():
-                refuse_tree(read_columns(task, task.train, ["data"])["data"])
+                refuse_tree(read_columns(task, task.inferred_from, ["data"])["data"])
             text, label = infer_columns(types, task.columns, task.label)
             task = type(self)(**task.model_dump() | {"columns": [text], "label": label})
         if task.labels is None or task.scheme is None or task.class_weights == "balanced":
@@ -152,8 +153,8 @@ class TokensTask(Task):
 
     def _fields_of_data(self) -> dict[str, Any]:
         """Return the labels, scheme and weights of the training split, as far as they are not set."""
-        table = read_table(self, self.train)
-        sentences = self._sentences(table, self.train)
+        table = read_table(self, self.inferred_from)
+        sentences = self._sentences(table, self.inferred_from)
         tags = {tag for sentence in sentences.items for tag in sentence.tags or ()}
         types = {span.label for sentence in sentences.items for span in sentence.spans or ()}
         in_data = tags | {f"B-{kind}" for kind in types} | ({OUTSIDE} if types else set())
@@ -285,6 +286,10 @@ class TokensTask(Task):
 
     def scores_by_class(self, outputs: np.ndarray, split: Any) -> dict[str, dict[str, float]]:
         return self.tag_scores(outputs, split).by_type() if self.tagset.outside is not None else {}
+
+    def label_counts(self, outputs: np.ndarray, split: Any) -> dict[str, np.ndarray]:
+        counts = self.tag_scores(outputs, split).counts
+        return dict(zip(self.tagset.type_names, counts.swapaxes(0, 1), strict=True))
 
     def prediction_warnings(self, outputs: np.ndarray, split: Any) -> list[str]:
         scores = self.tag_scores(outputs, split)

@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from distill_runner.models.sources import ModelSource
     from distill_runner.models.vectors import SentenceFolder
 
-ONNX_LOADING = """```python
-import onnxruntime
-from transformers import AutoTokenizer
-
-session = onnxruntime.InferenceSession("{folder}/onnx/{file}")
-names = [node.name for node in session.get_inputs()]
-texts = ["a text"]  # behind its prompt, where config_sentence_transformers.json has prompts
-tokens = AutoTokenizer.from_pretrained("{folder}")(texts, padding=True, truncation=True, return_tensors="np")
-vectors = session.run(["sentence_embedding"], {{name: tokens[name] for name in names}})[0]
-```"""
 CHARACTERS = 60
 """Characters of a text in messages."""
 
@@ -57,7 +47,7 @@ class VectorTask(TextTask):
 
     served_reply = "row.tolist()"
     pipeline_tag = "sentence-similarity"
-    onnx_loading = ONNX_LOADING
+    served_call = "[vector[:4] for vector in predict({inputs})]"
     single_texts = True
     weighs_examples = False
     agreement_name = "cosine with torch"
@@ -209,11 +199,11 @@ class EmbeddingsTask(VectorTask):
 
     @property
     def inferred_from(self) -> str:
-        return next(iter(self.validation.values()))
+        return next(iter({**self.validation, **self.test}.values()))
 
     def resolved(self) -> Self:
         task = super().resolved()
-        if self.columns or task.train_columns:
+        if self.columns or task.train_columns or not self.train:
             return task
         types = inspect_columns(task, task.train)
         if set(task.columns) <= types.keys():

@@ -1,0 +1,302 @@
+"""A folder with a model, and the task that the model was made for: a run's student, or what somebody else trained."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.schema import validate_config
+from distill_runner.common.terminal import AccountLine
+from distill_runner.datasets.readers.dataset import is_text_encoding
+from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
+from distill_runner.datasets.readers.table import recorded_tables
+from distill_runner.datasets.readers.tables import open_split
+from distill_runner.tasks.columns import LABEL, infer_columns
+from distill_runner.tasks.split_account import data_line
+from distill_runner.tasks.splits import NO_SPLIT, VALIDATION
+from distill_runner.tasks.text import SCORE_FIELDS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from distill_runner.datasets.splits import Split
+    from distill_runner.datasets.tokenization import Examples
+    from distill_runner.models.config import Head
+    from distill_runner.models.sources import ModelSource
+    from distill_runner.tasks import Task
+
+Prediction = TypeVar("Prediction")
+TEST = "test"
+HEADS = {
+    "ForSequenceClassification": "classification",
+    "ForTokenClassification": "tokens",
+    "ForQuestionAnswering": "questions",
+}
+"""Task types by the end of the class of ``transformers`` that a folder names."""
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model with its tokenizer, and the task that it was made for.
+
+    Attributes:
+        name: what the user typed.
+        model: folder of the model.
+        task: the task, resolved as far as the data are known.
+        run: folder of the run whose student it is; None for a model that others trained.
+    """
+
+    name: str
+    model: Path
+    task: "Task"
+    run: Path | None = None
+
+    @classmethod
+    def read(cls, name: str, data: Path | None = None, options: Mapping[str, Any] | None = None) -> "ModelFolder":
+        """Read the student of a run, or a folder or hub id of ``transformers`` or sentence-transformers.
+
+        Args:
+            data: file of labeled examples, the validation split of the task; None keeps that of a run.
+            options: options of the task (``task.*``) that replace what the folder says.
+        Raises:
+            UserError: there is no such model, what it was made for is not known, or the data do not fit it.
+        """
+        run, options = Path(name), options or {}
+        if data is not None:
+            require_file(data)
+            labeled = {"train": NO_SPLIT, "validation": {VALIDATION: "train"}, "test": {}}
+            options = {"dataset": str(data), "config": None, "revision": None, **labeled, **options}
+        if (run / "model" / "config.json").is_file() or (run / "config.yaml").is_file():
+            return cls(name, run / "model", _task_of_run(run, options), run)
+        from distill_runner.models.sources import resolve_source
+
+        try:
+            source = resolve_source(name)
+            source.require_weights()
+            return cls(name, source.download(weights=True), _task_of_others(source, options))
+        except UserError as error:
+            raise error.with_key("folder" if error.key == ".model.source" else error.key) from error
+
+    @property
+    def head(self) -> "Head":
+        """The head of the model: a run knows the classes by name, other folders by the order of their outputs."""
+        return replace(self.task.head, keeps_order=self.run is None)
+
+    def predict(
+        self, task: "Task", device: str, read: Callable[["np.ndarray", "Split", "Examples"], Prediction]
+    ) -> Prediction:
+        """Run the model on the test split of ``task`` and return ``read(outputs, split, examples)``.
+
+        The split is on disk only during the call, hence the callback.
+
+        Args:
+            task: the model's task, with other data or the same.
+            device: name of the device.
+            read: function of the outputs of the head, the split, and the examples that the split was written from.
+        """
+        import numpy as np
+
+        from distill_runner.common.library_switches import quiet_transformers
+        from distill_runner.models.build import load_model
+        from distill_runner.models.sources import resolve_source
+        from distill_runner.training.data import predict
+        from distill_runner.training.devices import Device
+
+        quiet_transformers()
+        place = Device.from_name(device, "fp32")
+        model = place.place(load_model(self.model, self.head))
+        tokenizer = resolve_source(str(self.model)).tokenizer() if task.tokenized else None
+        with TemporaryDirectory() as folder:
+            examples = task.examples(task.test[TEST])
+            task.write(Path(folder), examples, tokenizer)
+            split = task.open(Path(folder))
+            outputs = predict(model, split, place)
+            if not np.isfinite(outputs).all():
+                problem = f"its model gives {int((~np.isfinite(outputs)).sum())} outputs that are not finite"
+                raise UserError("folder", self.name, problem, "Its training diverged: try a lower optim.lr.")
+            return read(outputs, split, examples)
+
+    def predict_file(
+        self, file: Path, device: str, encoding: str | None = None, suffix: str = ""
+    ) -> tuple[str | bytes, AccountLine]:
+        """Return the predictions for the examples in ``file``, as the content of a prediction file, and their account.
+
+        The columns of ``file`` must have the names of the task's columns. In a ``.txt`` file, each line is a text. A
+        prediction file in CSV keeps all columns of ``file``, behind the predictions.
+
+        Args:
+            encoding: as ``Dataset.encoding``, for this file.
+            suffix: ending of the prediction file's name, for tasks that write several formats.
+        Raises:
+            UserError: the file cannot be read.
+        """
+        require_file(file)
+        if encoding is not None and not is_text_encoding(encoding):
+            raise UserError("--encoding", encoding, "there is no such encoding of text", "Such as cp1252 or utf-16.")
+        if self.task.unread_files:
+            remedy = f"SentenceTransformer('{self.model}') encodes texts."
+            raise UserError("folder", self.name, self.task.unread_files, remedy)
+        # A single file is the split ``train``. Labels, which the file need not have, are not read.
+        data = {"dataset": str(file), "config": None, "train": "", "test": {TEST: "train"}, "validation": {}}
+        fields: dict[str, Any] = {**data, "label": "", "encoding": encoding}
+        if file_format(file) == PLAIN_TEXT:
+            if len(self.task.columns) > 1 and not self.task.single_texts:
+                problem = f"has one text a line, but the model reads {' and '.join(self.task.columns)}"
+                raise UserError("file", file, problem, "Give a CSV or JSON lines file with these columns.")
+            fields["columns"] = ["text"]
+        task = self.task.model_copy(update=fields)
+        if not task.columns:
+            unlabeled = task.model_copy(update={"gold": "none", "label": LABEL})
+            task = task.model_copy(update={"columns": infer_columns(unlabeled)["columns"]})
+
+        def with_account(outputs: "np.ndarray", split: "Split", examples: "Examples") -> Any:
+            account = task.account(TEST, examples, tables)
+            line = data_line({file.name: account}, {}, "text" if task.tokenized else "image")
+            return task.prediction_file(outputs, split, examples, suffix), line
+
+        try:
+            with recorded_tables() as tables:
+                content, line = self.predict(task, device, with_account)
+            has_columns = file_format(file) != PLAIN_TEXT and task.tokenized
+            return _with_columns(content, task) if has_columns else content, line
+        except UserError as error:
+            if not error.key.startswith("task."):
+                raise
+            remedy = error.remedy.replace("task.encoding=", "--encoding ")
+            raise UserError("file", file, error.problem, remedy) from error
+
+
+def require_file(file: Path) -> None:
+    """Check that a file of examples can be read.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not file.is_file():
+        problem = "is not a file that can be read" if file.exists() else "there is no such file"
+        raise UserError("file", file, problem)
+    if not file_format(file):
+        remedy = OTHER_FORMATS.get(file.suffix.lower(), f"Known: {FORMAT_NAMES}.")
+        raise UserError("file", file, "is of a format that is not read", remedy)
+
+
+def _task_of_run(folder: Path, options: Mapping[str, Any]) -> "Task":
+    """Return the task of the student of a run.
+
+    Raises:
+        UserError: the folder holds no finished run.
+    """
+    from distill_runner.tasks import task_type
+
+    remedy = "Name the folder of a finished run: outputs/runs/<name>."
+    if not (folder / "model" / "config.json").is_file():
+        raise UserError("folder", folder, "holds no student", remedy)
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        fields = config["stages"]["student"]["task"]
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError("folder", folder, "has no config.yaml and result.json of a run", remedy) from error
+    if fields is None:
+        raise UserError("folder", folder, "holds a student without a task, such as one of method=pretrain", remedy)
+    # What the run inferred from its training data, which may be gone since; what only training reads is left out.
+    schema, data = task_type(fields), result["data"]
+    if not fields.get("columns") and data.get("columns") and data["labels"]:
+        label = data["labels"] if isinstance(fields.get("label"), list) else data["labels"][0]
+        fields |= {"columns": data["columns"], "label": label}
+    fields |= {name: data[name] for name in schema.inferred_fields if fields.get(name) is None and name in data}
+    if schema.has_classes and not fields.get("labels"):
+        fields["labels"] = result["labels"]
+    for name in (SCORE_FIELDS | {"class_weights", "example_weight"}) & schema.model_fields.keys():
+        if fields.get(name):
+            fields[name] = schema.model_fields[name].default
+    return validate_config(schema, fields | options, "task.").resolved()
+
+
+def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task":
+    """Return the task of a model that others trained: what its folder says, and what its data say if there are any.
+
+    Raises:
+        UserError: the folder does not say what its outputs are, or the data do not fit them.
+    """
+    from distill_runner.models.features import EncoderShape
+    from distill_runner.models.vectors import is_sentence_folder, read_sentence_folder
+    from distill_runner.tasks import task_type
+
+    config, tokenizer = source.config(), source.tokenizer()
+    limits = (tokenizer.model_max_length, EncoderShape.of_classifier(config).max_length)
+    fields: dict[str, Any] = {"name": "data", "epochs": 1, "max_length": int(min(limits))}
+    names = [*(source.label_names or {}).values()]
+    if is_sentence_folder(source.download()):
+        content = read_sentence_folder(source.download(), source.name)
+        fields |= {"type": "embeddings", "prompt": content.prompts.get(content.default_prompt or "", "")}
+        fields |= {"max_length": content.max_length or fields["max_length"], "similarity": content.similarity}
+    else:
+        classes = [*(config.architectures or ())]
+        kinds = [kind for end, kind in HEADS.items() for own in classes if own.endswith(end)]
+        if not kinds:
+            problem = f"has no head for classes, labels of words or answers (architectures: {', '.join(classes)})"
+            remedy = "An encoder of sentences needs modules.json: SentenceTransformer(<folder>).save(<new folder>)."
+            raise UserError("folder", source.name, problem, remedy)
+        fields["type"] = kinds[0]
+        if kinds[0] == "tokens":
+            fields |= {"labels": names, "metrics": ["f1", "f1_macro"]}
+            fields["columns"] = [] if "dataset" in options else ["tokens"]
+        elif kinds[0] == "questions":
+            fields |= {"columns": ["question", "context"]}
+        elif len(names) == 1:  # of a cross-encoder, the order counts: an activation follows its output
+            fields["type"] = "regression"
+            fields["metrics"] = None if config.problem_type == "regression" else ["spearman"]
+        elif config.problem_type == "multi_label_classification":
+            fields |= {"type": "multilabel", "labels": names}
+        else:
+            fields["labels"] = names
+    fields |= options
+    schema = task_type(fields)
+    has_data = "dataset" in fields
+    rest = {} if has_data else {"dataset": "", "validation": {VALIDATION: VALIDATION}}
+    if schema.has_classes and len(fields["labels"]) != len(names):
+        problem = f"names {len(fields['labels'])} labels, but its head has {len(names)} outputs"
+        labels = format_list([*map(str, fields["labels"])])
+        raise UserError("task.labels", labels, problem, f"It names {', '.join(names)}.")
+    try:
+        task = validate_config(schema, {"metrics": None} | rest | fields, "task.")
+        return task.resolved() if has_data else task
+    except UserError as error:
+        if error.key != "task.labels" or "labels" in options:
+            raise
+        problem = f"its outputs are {', '.join(names)}; {error.problem}"
+        remedy = f"Name the classes in this order: task.labels=[{','.join(f'<{name}>' for name in names)}]"
+        raise UserError("folder", source.name, problem, remedy) from error
+
+
+def _with_columns(content: str | bytes, task: "Task") -> str | bytes:
+    """Return a prediction file in CSV with all columns of the file that was predicted; other formats as they are.
+
+    A column whose name the predictions have, such as ``index``, gets the prefix ``input_``.
+    """
+    if not isinstance(content, str) or not content.startswith("index,"):
+        return content
+
+    def cell(value: Any) -> str:
+        if value is None or isinstance(value, str):
+            return value or ""
+        return json.dumps(value, ensure_ascii=False, default=str)
+
+    header, *rows = csv.reader(io.StringIO(content))
+    with open_split(task, "train") as table:
+        columns = table.columns(list(table.column_names))
+    if any(len(values) != len(rows) for values in columns.values()):  # a prediction is not of one row
+        return content
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*header, *(f"input_{name}" if name in header else name for name in columns)])
+    writer.writerows([*row, *map(cell, values)] for row, *values in zip(rows, *columns.values(), strict=True))
+    return text.getvalue()
