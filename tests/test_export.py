@@ -15,16 +15,8 @@ from distill_runner.commands import export
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import Unavailable, UserError
 from distill_runner.datasets.splits import TokenSplit
-from distill_runner.deploy.measure import (
-    HEADING,
-    PERCENTILES,
-    ModelForm,
-    PaddedSplit,
-    RunningCost,
-    running_costs,
-    section,
-    with_section,
-)
+from distill_runner.deploy.measure import PaddedSplit, running_costs
+from distill_runner.deploy.serving import HEADING, with_section
 from distill_runner.report.card import with_license
 from helpers.command import distill_run
 from helpers.upload_hub import Hub, upload_hub
@@ -99,11 +91,7 @@ def test_the_card_has_the_table_labels_and_licence(exported: Path) -> None:
 
 
 def test_what_a_user_wrote_behind_the_table_stays() -> None:
-    rows = [ModelForm("student", "torch", 0.5, 10, 10, cost=RunningCost(dict.fromkeys(PERCENTILES, 1.0), 2.0))]
-    first, second = (
-        section(rows, "accuracy", conditions, "```python\npass\n```", "same prediction")
-        for conditions in ("one", "two")
-    )
+    first, second = (["one", "```python\npass\n```", "```sh\nls\n```"], ["two"])
     mine = "\nMy words.\n\n## More\n\n```\ncode\n```\n"
     assert with_section(with_section("# A\n", first) + mine, second) == with_section("# A\n", second) + mine
 
@@ -138,7 +126,7 @@ def test_engines_take_turns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "holds no student"),
+        ([], "no labeled examples to score the model on"),
         (["--threads", "0"], "--threads=0: must be between 1 and"),
         (["--examples", f"{10**20}"], f"--examples={10**20}: must be between 1 and"),
     ],

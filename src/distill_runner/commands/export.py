@@ -101,6 +101,7 @@ def export(options: Namespace) -> int:
 
 def _copy(model: ModelFolder, target: Path) -> None:
     """Copy what an exported model needs beside its ONNX files: configuration, tokenizer, modules and card."""
+    from distill_runner.datasets.tokenization import save_tokenizer
     from distill_runner.models.sources import MODULE_FILES, resolve_source
 
     source = resolve_source(str(model.model))
@@ -110,7 +111,7 @@ def _copy(model: ModelFolder, target: Path) -> None:
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
     source.config().save_pretrained(target)
-    source.tokenizer().save_pretrained(target)
+    save_tokenizer(source.tokenizer(), target, model.task.num_positions)
     if not (target / CARD).is_file():
         (target / CARD).write_text(f"# {Path(model.name).name}\n", encoding="utf-8")
 

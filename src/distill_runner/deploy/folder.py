@@ -227,17 +227,16 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
         UserError: the folder does not say what its outputs are, or the data do not fit them.
     """
     from distill_runner.models.features import EncoderShape
-    from distill_runner.models.vectors import is_sentence_folder, read_sentence_folder
+    from distill_runner.models.vectors import source_folder
     from distill_runner.tasks import task_type
 
     config, tokenizer = source.config(), source.tokenizer()
     limits = (tokenizer.model_max_length, EncoderShape.of_classifier(config).max_length)
     fields: dict[str, Any] = {"name": "data", "epochs": 1, "max_length": int(min(limits))}
     names = [*(source.label_names or {}).values()]
-    if is_sentence_folder(source.download()):
-        content = read_sentence_folder(source.download(), source.name)
-        fields |= {"type": "embeddings", "prompt": content.prompts.get(content.default_prompt or "", "")}
-        fields |= {"max_length": content.max_length or fields["max_length"], "similarity": content.similarity}
+    if folder := source_folder(source):
+        length = folder.max_length or fields["max_length"]
+        fields |= {"type": "embeddings", "max_length": length}
     else:
         classes = [*(config.architectures or ())]
         kinds = [kind for end, kind in HEADS.items() for own in classes if own.endswith(end)]
@@ -267,8 +266,11 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
         labels = format_list([*map(str, fields["labels"])])
         raise UserError("task.labels", labels, problem, f"It names {', '.join(names)}.")
     try:
-        task = validate_config(schema, {"metrics": None} | rest | fields, "task.")
-        return task.resolved() if has_data else task
+        task = validate_config(schema, {"metrics": None} | rest | fields, "task.").with_model(lambda: [source])
+        if has_data:
+            task = task.resolved()
+            task.examples(next(iter(task.validation.values())))  # their labels are those of the model
+        return task
     except UserError as error:
         if error.key != "task.labels" or "labels" in options:
             raise

@@ -10,10 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from distill_runner.deploy.onnx import FOLDER, OnnxEngine
 from distill_runner.report.card import CARD
 from distill_runner.tasks import Task
-from distill_runner.tasks.programs import SERVICE
+from distill_runner.tasks.programs import EMPTY, SERVICE
 
 SERVE = "serve.py"
 HEADING, END = "## Deployment", "<!-- end of deployment -->"
@@ -59,7 +61,9 @@ def write_service(folder: Path, file: Path, task: Task, threads: int, paragraphs
     name = file.relative_to(folder).as_posix()
     program = _program(folder, name, task, threads)
     is_pair = len(task.columns) > 1 and not task.single_texts
+    has_tokens = bool(Tokenizer.from_file(str(folder / "tokenizer.json")).encode("").ids)
     served = {"input": "tuple[str, str]" if is_pair else "str", "cut": task.served_cut, "characters": CHARACTERS}
+    served["empty"] = "" if has_tokens else EMPTY
     (folder / SERVE).write_text(program + SERVICE.format(**served), encoding="utf-8")
     packages = " ".join(f"{name}=={'.'.join(version(name).split('.')[:2])}.*" for name in ("onnxruntime", "tokenizers"))
     (folder / "Dockerfile").write_text(DOCKER.format(packages=packages, file=name, folder=FOLDER), encoding="utf-8")

@@ -75,8 +75,14 @@ def refuse(request, error):  # without the input, which JSON may not hold
 def reply(inputs: list[{input}] = fastapi.Body(min_length=1, max_length=256), truncate: bool = fastapi.Body(True)):
     if sum(len("".join(text)) for text in inputs) > {characters}:
         raise fastapi.HTTPException(413, "more than {characters} characters")
-    if not truncate and any({cut}):
+{empty}    if not truncate and any({cut}):
         raise fastapi.HTTPException(422, "a text is too long, and truncate is false")
     return predict(inputs)
 """
 """What ``serve.py`` has after one of the programs above: requests with limits."""
+
+EMPTY = """\
+    if not all(inputs):
+        raise fastapi.HTTPException(422, "a text is empty")
+"""
+"""A check for tokenizers that make no token of an empty text, such as those of decoders."""

@@ -1,5 +1,7 @@
 """Tasks on one or two texts with a label for each example: classes, sets of labels and scores."""
 
+import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -461,13 +463,13 @@ class TextTask(Task):
 
     def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples, suffix: str = "") -> str | bytes:
         """Return CSV, one row per example: its number, the prediction, and the probability of each class."""
-        import pandas as pd
-
-        table = pd.DataFrame({"prediction": self.prediction_texts(outputs)})
-        if self.has_classes:
-            table[[f"p_{name}" for name in self.names]] = self.decoding.probabilities(outputs)
-        content: str = table.to_csv(index_label="index", float_format="%.6f", lineterminator="\n")
-        return content
+        probabilities = self.decoding.probabilities(outputs) if self.has_classes else np.zeros((len(outputs), 0))
+        content = io.StringIO()
+        writer = csv.writer(content, lineterminator="\n")
+        writer.writerow(["index", "prediction", *(f"p_{name}" for name in self.names)])
+        for number, (text, row) in enumerate(zip(self.prediction_texts(outputs), probabilities, strict=True)):
+            writer.writerow([number, text, *(f"{value:.6f}" for value in row)])
+        return content.getvalue()
 
     def example_predictions(self, outputs: np.ndarray, split: "Split") -> ExamplePredictions:
         """Return the predictions; several labels are correct together, and have the product of their probabilities."""

@@ -1,0 +1,176 @@
+"""Folders that others trained: their task, export with its test by a margin, card, program and predictions."""
+
+import csv
+import io
+import json
+import re
+import runpy
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill_runner.common.errors import UserError
+from distill_runner.deploy.folder import ModelFolder
+from helpers.command import Ended, distill_run
+from helpers.foreign_folders import NAMES, examples, save
+
+pytest.importorskip("onnxruntime")
+Export = Callable[..., tuple[Path, Ended]]
+LABELS = {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+"""What a configuration has that names no classes."""
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """A function from a head to the folder of its export and to how the command ended; exports are made once."""
+    folder, made = tmp_path_factory.mktemp("foreign"), dict[str, tuple[Path, Ended]]()
+
+    def export(head: str, family: str = "bert", **options: Any) -> tuple[Path, Ended]:
+        if head not in made:
+            save(folder / head, head, family, **options)
+            data = examples(folder / f"{head}.jsonl", head)
+            # Of 40 examples nothing is shown about one point.
+            limits = ["--within", "1", "--examples", "4"] if head == "classes" else ["--examples", "4", "--no-int8"]
+            ended = distill_run(folder, "export", head, "--data", data.name, *limits)
+            made[head] = folder / "outputs" / "exports" / head, ended
+        return made[head]
+
+    return export
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["classes", "words", "answers", "vectors"])
+def test_a_card_and_its_program_answer_as_predict_does(head: str, exports: Export, tmp_path: Path) -> None:
+    """Each snippet runs, and prints what the card says; texts of 1 to 200 words get the same answers."""
+    folder, ended = exports(head)
+    assert ended.code == (1 if head == "classes" else 0), ended.err
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.chdir(folder)
+        names: dict[str, Any] = {}
+        exec(code, names)
+    shown = code.rstrip().splitlines()[-1].removeprefix("# ")
+    assert_same(eval(printed.getvalue()), eval(shown), 1e-3)
+
+    words = json.loads(examples(tmp_path / "a.jsonl", head, 1).read_text())
+    texts = [" ".join((words.get("text") or " ".join(words.get("tokens", ["river"]))).split() * n) for n in (1, 9, 90)]
+    file = tmp_path / "new.jsonl"
+    rows = [{"text": text} for text in texts]
+    if head == "answers":
+        rows = [{"id": str(number), "question": "where", "context": text} for number, text in enumerate(texts)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    model = ModelFolder.read(str(folder.parents[2] / head))
+    content, _ = model.predict_file(file, "cpu")
+    answers = names["predict"]([("where", text) for text in texts] if head == "answers" else texts)
+    if isinstance(content, bytes):
+        np.testing.assert_allclose(np.load(io.BytesIO(content)), np.array(answers), atol=1e-5)
+    elif head == "answers":
+        assert [one["answer"] for one in answers] == list(json.loads(content).values())
+    elif head == "classes":
+        predicted = [[float(row[f"p_{name}"]) for name in NAMES[head]] for row in csv.DictReader(content.splitlines())]
+        assert_same(answers, [dict(zip(NAMES[head], row, strict=True)) for row in predicted], 1e-3)
+
+
+def assert_same(one: Any, other: Any, tolerance: float) -> None:
+    """The same nested value, but for the last digits of numbers."""
+    if isinstance(one, float):
+        assert one == pytest.approx(other, abs=tolerance)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        assert_same(list(one.values()), list(other.values()), tolerance)
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for part, of_other in zip(one, other, strict=True):
+            assert_same(part, of_other, tolerance)
+    else:
+        assert one == other
+
+
+@pytest.mark.slow
+def test_what_is_not_shown_to_be_within_the_margin_ends_with_code_1(exports: Export) -> None:
+    folder, ended = exports("classes")
+    record = json.loads((folder / "deploy.json").read_text())
+    assert ended.code == 1
+    assert "examples, of 40 now, would show it" in ended.out
+    assert record["served"] == "ONNX", "what is not shown is not served"
+    assert {"processor", "load", "threads", "timed", "tokens"} <= record["machine"].keys()
+    assert "exporting to ONNX" in ended.err
+    data = examples(folder.parents[2] / "many.jsonl", "classes", 400)
+    again = distill_run(folder.parents[2], "export", "classes", "--data", data.name, "--within", "9", "--examples", "4")
+    assert again.code == 0, again.out
+    assert json.loads((folder / "deploy.json").read_text())["served"] == "ONNX int8"
+
+
+@pytest.mark.slow
+def test_axes_have_names_and_metadata_the_versions(exports: Export) -> None:
+    import onnx
+
+    model = onnx.load(exports("classes")[0] / "onnx" / "model.onnx", load_external_data=False)
+    axes = {node.name: [size.dim_param for size in node.type.tensor_type.shape.dim] for node in model.graph.input}
+    assert axes == {name: ["batch", "tokens"] for name in ("input_ids", "token_type_ids", "attention_mask")}
+    versions = {entry.key: entry.value for entry in model.metadata_props}
+    assert versions["opset"] == str(model.opset_import[0].version)
+    assert {"torch", "transformers", "onnx"} <= versions.keys()
+
+
+@pytest.mark.slow
+def test_a_service_refuses_what_it_cannot_read(exports: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty lists, halves of surrogate pairs and NaN were errors of the server; a megabyte of text took ten seconds."""
+    pytest.importorskip("fastapi")
+    from fastapi.testclient import TestClient
+
+    folder, _ = exports("classes")
+    monkeypatch.chdir(folder)
+    client = TestClient(runpy.run_path("serve.py")["app"], raise_server_exceptions=False)
+
+    def status(body: str) -> int:
+        headers = {"Content-Type": "application/json"}
+        return client.post("/predict", content=body, headers=headers).status_code
+
+    bodies = {'{"inputs": []}': 422, '{"inputs": ["\\ud800"]}': 422, '{"inputs": [NaN]}': 422, '{"inputs": "a"}': 422}
+    bodies |= {"{}": 422, '{"inputs": [["a", "b"]]}': 422, json.dumps({"inputs": ["a"] * 257}): 422}
+    bodies |= {json.dumps({"inputs": ["x " * 500_000]}): 413, '{"inputs": [""]}': 200, '{"inputs": ["a", "b"]}': 200}
+    long = {"inputs": ["river " * 200]}
+    bodies |= {json.dumps(long): 200, json.dumps({**long, "truncate": False}): 422}
+    assert {body[:40]: status(body) for body in bodies} == {body[:40]: code for body, code in bodies.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "architectures", "message"),
+    [
+        (
+            {"id2label": LABELS},
+            ["BertForSequenceClassification"],
+            r"outputs are LABEL_0, .*\n.*task\.labels=\[<LABEL_0>",
+        ),
+        ({}, ["BertModel"], r"has no head for classes.*\n.*modules\.json"),
+    ],
+)
+def test_what_a_folder_does_not_say_is_asked_for(
+    options: dict[str, Any], architectures: list[str], message: str, tmp_path: Path
+) -> None:
+    config = save(tmp_path / "m", "classes", **options) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": architectures}))
+    data = examples(tmp_path / "a.jsonl", "classes")
+    with pytest.raises(UserError, match=message):
+        ModelFolder.read(str(tmp_path / "m"), data)
+    if "id2label" in options:  # the remedy, followed
+        model = ModelFolder.read(str(tmp_path / "m"), data, {"labels": NAMES["classes"]})
+        assert model.head.names == tuple(NAMES["classes"])
+        assert model.head.output_order(LABELS) is None
+
+
+def test_a_model_of_others_predicts_a_file_with_its_ids_in_order(tmp_path: Path) -> None:
+    save(tmp_path / "m", "classes")
+    file = examples(tmp_path / "a.jsonl", "classes")
+    ended = distill_run(tmp_path, "predict", "m", file.name, "--device", "cpu", "task.columns=text")
+    assert ended.code == 0, ended.err
+    rows = list(csv.DictReader(ended.out.splitlines()))
+    assert [row["id"] for row in rows] == [json.loads(line)["id"] for line in file.read_text().splitlines()]
+    assert [*rows[0]][:5] == ["index", "prediction", "p_bad", "p_good", "p_so-so"]
+    assert {row["prediction"] for row in rows} <= {*NAMES["classes"]}
