@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from distill_runner.common.errors import UserError
 from distill_runner.deploy.folder import ModelFolder
@@ -19,6 +20,7 @@ from helpers.command import Ended, distill_run
 from helpers.foreign_folders import NAMES, examples, save
 
 pytest.importorskip("onnxruntime")
+ROOT = Path(__file__).parents[1]
 Export = Callable[..., tuple[Path, Ended]]
 LABELS = {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
 """What a configuration has that names no classes."""
@@ -174,3 +176,19 @@ def test_a_model_of_others_predicts_a_file_with_its_ids_in_order(tmp_path: Path)
     assert [row["id"] for row in rows] == [json.loads(line)["id"] for line in file.read_text().splitlines()]
     assert [*rows[0]][:5] == ["index", "prediction", "p_bad", "p_good", "p_so-so"]
     assert {row["prediction"] for row in rows} <= {*NAMES["classes"]}
+
+
+@pytest.mark.slow
+def test_the_gate_of_the_example_repository_is_a_command(tmp_path: Path) -> None:
+    """The job's command, on a model as the repository has it; that it fails is seen in its code."""
+    workflow = (ROOT / "examples" / "export_gate" / ".github" / "workflows" / "export.yml").read_text()
+    steps = [step.get("run", "") for step in yaml.safe_load(workflow)["jobs"]["int8"]["steps"]]
+    (command,) = [step.split() for step in steps if step.startswith("distill-run ")]
+    save(tmp_path / "model", "classes")
+    (tmp_path / "data").mkdir()
+    rows = [json.loads(line) for line in examples(tmp_path / "a.jsonl", "classes").read_text().splitlines()]
+    lines = [f"{row['text']},{row['label']}" for row in rows]
+    (tmp_path / "data" / "labeled.csv").write_text("\n".join(["text,label", *lines]))
+    ended = distill_run(tmp_path, *command[1:], "--examples", "4")
+    assert ended.code == 1
+    assert "not shown to be within 1 point" in (tmp_path / "exported" / "README.md").read_text()

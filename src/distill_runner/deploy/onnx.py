@@ -22,6 +22,8 @@ OUTPUTS = (("logits",), ("sentence_embedding",), ("start_logits", "end_logits"))
 NOT_EXPORTED = "Only students that read texts are: checking, timing and serving them here needs a tokenizer's inputs."
 PROGRAMS = ("onnx", "onnxruntime", "onnxscript", "torch", "transformers")
 """Packages that write and run the files."""
+LARGEST_FILE = 2**31
+"""Bytes that a file of ONNX cannot reach."""
 AXES = ("batch", "tokens")
 """Names of the axes of each input."""
 Inputs = Mapping[str, np.ndarray]
@@ -53,10 +55,13 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
     Args:
         inputs: tokenized batch of a few examples of different lengths, which the exporter traces.
     Raises:
-        UserError: the exporter cannot export this type of model, or its pooling leaves out the prompt.
+        UserError: the exporter cannot export this type of model, it is too large, or its pooling leaves out the prompt.
     """
     import torch
 
+    if (num_bytes := sum(parameter.nbytes for parameter in model.parameters())) >= LARGEST_FILE:
+        problem = f"its weights have {num_bytes / 1e9:.1f} GB, and a file of ONNX holds at most 2"
+        raise UserError("distill-run export", None, problem, "Distill it first into a smaller model.")
     if getattr(model, "skips_prompt", False):
         problem = "the pooling leaves out tokens of the prompt, which an exported model cannot tell from the text"
         raise UserError("task.include_prompt", False, problem, "Train it with task.include_prompt=true.")
