@@ -94,17 +94,19 @@ def assert_same(one: Any, other: Any, tolerance: float) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_shown_to_be_within_the_margin_ends_with_code_1(exports: Export) -> None:
+def test_what_is_not_shown_to_be_within_the_margin_ends_with_code_1(
+    exports: Export, caplog: pytest.LogCaptureFixture
+) -> None:
     folder, ended = exports("classes")
     record = json.loads((folder / "deploy.json").read_text())
     assert ended.code == 1
     assert "examples, of 40 now, would show it" in ended.out
     assert record["served"] == "ONNX", "what is not shown is not served"
     assert {"processor", "load", "threads", "timed", "tokens"} <= record["machine"].keys()
-    assert "exporting to ONNX" in ended.err
     data = examples(folder.parents[2] / "many.jsonl", "classes", 400)
     again = distill_run(folder.parents[2], "export", "classes", "--data", data.name, "--within", "9", "--examples", "4")
     assert again.code == 0, again.out
+    assert "model: exporting to ONNX" in caplog.messages
     assert json.loads((folder / "deploy.json").read_text())["served"] == "ONNX int8"
 
 

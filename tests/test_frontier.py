@@ -225,7 +225,6 @@ def test_a_service_puts_the_prompt_before_texts_or_is_refused(
     task = make_task(name="t", dataset="d", epochs=1, max_length=16, metrics=[metric], validation={"v": "v"}, **fields)
     monkeypatch.setattr(onnx, "require_onnx", lambda: None)
     monkeypatch.setattr(serving, "OnnxEngine", lambda *_: SimpleNamespace(names=["input_ids"], outputs=["o"]))
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     if served is None:
         with pytest.raises(UserError, match=r"task\.(include|query)_prompt"):
             frontier_sweep.require_frontier(sweep_of(task))
@@ -235,7 +234,6 @@ def test_a_service_puts_the_prompt_before_texts_or_is_refused(
     assert task.served_prompt() == served[0]
     assert served[1] in program
     compile(program, "serve.py", "exec")
-    assert ("text-embeddings-inference" in serving.serving_commands(tmp_path, "f", task)) == (not served[0])
 
 
 # --- End to end

@@ -1,7 +1,6 @@
 """``distill-run export``: write a model as ONNX, check it against torch, score and time it, and test it by a margin."""
 
 import logging
-import shutil
 import sys
 import time
 from argparse import Namespace
@@ -100,20 +99,17 @@ def export(options: Namespace) -> int:
 
 
 def _copy(model: ModelFolder, target: Path) -> None:
-    """Copy what an exported model needs beside its ONNX files: configuration, tokenizer, modules and card."""
+    """Write what an exported model needs beside its ONNX files: configuration, tokenizer and card."""
     from distill_runner.datasets.tokenization import save_tokenizer
-    from distill_runner.models.sources import MODULE_FILES, resolve_source
+    from distill_runner.models.sources import resolve_source
 
     source = resolve_source(str(model.model))
     target.mkdir(parents=True, exist_ok=True)
-    for file in {file for pattern in (*MODULE_FILES, CARD) for file in model.model.glob(pattern)}:
-        copy = target / file.relative_to(model.model)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, copy)
+    card = model.model / CARD
+    text = card.read_text(encoding="utf-8") if card.is_file() else f"# {Path(model.name).name}\n"
+    (target / CARD).write_text(text, encoding="utf-8")
     source.config().save_pretrained(target)
     save_tokenizer(source.tokenizer(), target, model.task.num_positions)
-    if not (target / CARD).is_file():
-        (target / CARD).write_text(f"# {Path(model.name).name}\n", encoding="utf-8")
 
 
 def _conclusion(row: ModelForm, margin: float | None, examples: int) -> str:

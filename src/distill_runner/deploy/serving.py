@@ -34,20 +34,14 @@ COPY {file} {folder}/
 EXPOSE 8000
 CMD ["uvicorn", "serve:app", "--host", "0.0.0.0", "--port", "8000"]
 """
-SERVERS = (
-    (
-        {"bert", "camembert", "roberta", "xlm-roberta"},
-        "docker run -p 8080:80 -v $PWD:/model ghcr.io/huggingface/text-embeddings-inference:cpu-1.9 --model-id /model",
-        {"text-classification": "predict", "sentence-similarity": "embed"},
-    ),
-    (
-        {"bert", "roberta", "xlm-roberta"},
-        "vllm serve . --runner pooling",
-        {"text-classification": "classify", "sentence-similarity": "v1/embeddings"},
-    ),
-)
-"""By their documentation, of text-embeddings-inference and vLLM: values of ``model_type`` that they load, the command,
-and the path of what they serve by ``pipeline_tag``."""
+
+
+COMMANDS = """\
+```sh
+pip install fastapi uvicorn numpy onnxruntime tokenizers && uvicorn serve:app
+docker build -t model . && docker run -p 8000:8000 model
+curl localhost:8000/predict -H 'Content-Type: application/json' -d '{body}'
+```"""
 
 
 def write_service(folder: Path, file: Path, task: Task, threads: int, paragraphs: list[str]) -> None:
@@ -71,7 +65,13 @@ def write_service(folder: Path, file: Path, task: Task, threads: int, paragraphs
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     code = f"```python\n{_with_example(folder, program, task)}```"
     words = f"In this folder, with `pip install numpy onnxruntime tokenizers`, `{name}` answers by:"
-    text = with_section(text, [*paragraphs, words, code, serving_commands(folder, name, task)])
+    limits = (
+        f'`{SERVE}` cuts longer texts, or refuses them with `"truncate": false` (422). '
+        f"A request has at most 256 texts (422) and {CHARACTERS:,} characters (413)."
+    )
+    body = json.dumps({"inputs": [task.served_example]})
+    commands = COMMANDS.format(body=body)
+    text = with_section(text, [*paragraphs, words, code, limits, commands])
     card.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
     card.write_text(text, encoding="utf-8")
 
@@ -108,24 +108,3 @@ def _with_example(folder: Path, program: str, task: Task) -> str:
         reply = repr(eval(call, names))
     rounded = re.sub(r"-?\d+\.\d{5,}(e-?\d+)?", lambda match: f"{float(match[0]):.4f}", reply)
     return f"{program}\n\nprint({call})\n# {rounded}\n"
-
-
-def serving_commands(folder: Path, file: str, task: Task) -> str:
-    """Return how to serve the folder, as Markdown: with its own files and, where they load it, with two servers.
-
-    The servers get no prompt from these commands, so they are not named for a task with one.
-    """
-    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    body = json.dumps({"inputs": [task.served_example]})
-    lines = ["pip install fastapi uvicorn numpy onnxruntime tokenizers && uvicorn serve:app"]
-    lines += ["docker build -t student . && docker run -p 8000:8000 student"]
-    lines += [f"curl localhost:8000/predict -H 'Content-Type: application/json' -d '{body}'"]
-    for models, command, paths in SERVERS:
-        has_weights = any(folder.glob("*.safetensors"))
-        if kind in models and task.pipeline_tag in paths and not task.served_prompt() and has_weights:
-            lines.append(f"{command}  # POST /{paths[task.pipeline_tag]}")
-    words = (
-        f'`{SERVE}` serves `{file}`. It cuts longer texts, or refuses them with `"truncate": false` (422). '
-        f"A request has at most 256 texts (422) and {CHARACTERS:,} characters (413)."
-    )
-    return "\n".join([words, "", "```sh", *lines, "```"])
