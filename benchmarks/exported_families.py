@@ -23,7 +23,7 @@ SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "i
 SIZES |= {"vocab_size": 100, "max_position_embeddings": 80}
 NO_TOKENS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 ROBERTA = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
-DEBERTA = {"type_vocab_size": 0, "relative_attention": True, "position_biased_input": False}
+DEBERTA: dict[str, Any] = {"type_vocab_size": 0, "relative_attention": True, "position_biased_input": False}
 DEBERTA |= {"pos_att_type": ["p2c", "c2p"], "position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 FAMILIES: dict[str, dict[str, Any]] = {
     "bert": {},

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, quantity
 from distill_runner.common.schema import validate_config
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.dataset import is_text_encoding
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from distill_runner.models.sources import ModelSource
     from distill_runner.tasks import Task
 
+log = logging.getLogger(__name__)
 Prediction = TypeVar("Prediction")
 TEST = "test"
 HEADS = {
@@ -76,13 +78,22 @@ class ModelFolder:
         if (run / "model" / "config.json").is_file() or (run / "config.yaml").is_file():
             return cls(name, run / "model", _task_of_run(run, options), run)
         from distill_runner.models.sources import resolve_source
+        from distill_runner.models.vectors import source_folder
 
         try:
             source = resolve_source(name)
             source.require_weights()
-            return cls(name, source.download(weights=True), _task_of_others(source, options))
+            task = _task_of_others(source, options)
+            folder = source_folder(source)
+            unread = [*source.unread_keys, *(folder.unread_keys if folder else ())]
         except UserError as error:
             raise error.with_key("folder" if error.key == ".model.source" else error.key) from error
+        inputs, labels = " and ".join(task.columns), f" with the labels {', '.join(task.head.names or ())}"
+        taken = f"{task.type} of {inputs or 'texts'}{labels if task.has_classes else ''}"
+        log.info("%s: %s, cut at %s", name, taken, quantity(task.num_positions, "token", ","))
+        for key in unread:
+            log.warning("%s: %s is not read, and may change what it computes elsewhere", name, key)
+        return cls(name, source.download(weights=True), task)
 
     @property
     def head(self) -> "Head":
