@@ -72,18 +72,18 @@ def export(options: Namespace) -> int:
     for file in (target / FOLDER).iterdir():
         if file.stat().st_mtime < started:  # of an earlier export, which had other forms or an earlier student
             file.unlink()
-    written = {row.form: row for row in rows if row.model == own and row.form in (EXACT, INT8)}
-    served = INT8 if INT8 in written and written[INT8].is_within else EXACT
+    forms = {row.form: row for row in rows if row.model == own and row.form in (EXACT, INT8)}
+    served = INT8 if INT8 in forms and forms[INT8].is_within else EXACT
     circumstances = (
         f"{measure.in_words(machine)}; one example at a time (p50, p95, p99) and batches of {BATCH}, of "
         f"{machine['timed']} of {quantity(machine['examples'], 'example', ',')}; the forms take turns; "
         f"tokenizing is not counted."
     )
-    conclusions = [_conclusion(row, options.within, machine["examples"]) for row in written.values()]
+    conclusions = [_conclusion(row, options.within, machine["examples"]) for row in forms.values()]
     record = {"margin": options.within, "served": served, "machine": machine, "versions": versions()}
     write_json((model.run or target) / "deploy.json", {**record, "rows": [asdict(row) for row in rows]})
     tables = [measure.table(rows, task.metrics[0], task.agreement_name)]
-    tables += [measure.label_table(row) for row in written.values() if any(test for *_, test in row.labels.values())]
+    tables += [measure.label_table(row) for row in forms.values() if any(test for *_, test in row.labels.values())]
     paragraphs = [*tables, *conclusions, circumstances]
     (file,) = [file for file in (target / FOLDER).iterdir() if (file.stem == "model") == (served == EXACT)]
     card = target / CARD
@@ -95,7 +95,7 @@ def export(options: Namespace) -> int:
     print(*tables, *conclusions, circumstances, f"written: {target}", sep="\n")
     if options.push:
         print(f"uploaded: {_push(target, options.push)}")
-    return 0 if options.within is None or all(row.is_within for row in written.values()) else 1
+    return 0 if options.within is None or all(row.is_within for row in forms.values()) else 1
 
 
 def _copy(model: ModelFolder, target: Path) -> None:

@@ -214,8 +214,8 @@ def _export(parser: Parser) -> None:
     parser.add_argument("folder", help=_MODEL)
     data = "labeled examples, with columns as in task=custom (default: the validation split of the run)"
     parser.add_argument("--data", type=Path, metavar="FILE", help=data)
-    within = "test that ONNX scores less than this below torch; exit code 1 if that is not shown"
-    parser.add_argument("--within", type=_positive("--within", float), metavar="POINTS", help=within)
+    limit = "test that ONNX scores less than this below torch; exit code 1 if that is not shown"
+    parser.add_argument("--within", type=_positive("--within", float), metavar="POINTS", help=limit)
     out = "folder of the export of a model without a run (default: outputs/exports/<name>)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
     _add_overrides(parser)
