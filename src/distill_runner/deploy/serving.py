@@ -19,8 +19,8 @@ from distill_runner.tasks.programs import EMPTY, SERVICE
 
 SERVE = "serve.py"
 HEADING, END = "## Deployment", "<!-- end of deployment -->"
-CHARACTERS = 100_000
-"""Characters of a request to ``serve.py``."""
+LARGEST = 100_000
+"""Bytes of text in a request to ``serve.py``."""
 FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 """Inputs of a model, by what the library tokenizers calls them."""
 DOCKER = """\
@@ -56,7 +56,7 @@ def write_service(folder: Path, file: Path, task: Task, threads: int, paragraphs
     program = _program(folder, name, task, threads)
     is_pair = len(task.columns) > 1 and not task.single_texts
     has_tokens = bool(Tokenizer.from_file(str(folder / "tokenizer.json")).encode("").ids)
-    served = {"input": "tuple[str, str]" if is_pair else "str", "cut": task.served_cut, "characters": CHARACTERS}
+    served = {"input": "tuple[str, str]" if is_pair else "str", "cut": task.served_cut, "largest": LARGEST}
     served["empty"] = "" if has_tokens else EMPTY
     (folder / SERVE).write_text(program + SERVICE.format(**served), encoding="utf-8")
     packages = " ".join(f"{name}=={'.'.join(version(name).split('.')[:2])}.*" for name in ("onnxruntime", "tokenizers"))
@@ -67,7 +67,7 @@ def write_service(folder: Path, file: Path, task: Task, threads: int, paragraphs
     words = f"In this folder, with `pip install numpy onnxruntime tokenizers`, `{name}` answers by:"
     limits = (
         f'`{SERVE}` cuts longer texts, or refuses them with `"truncate": false` (422). '
-        f"A request has at most 256 texts (422) and {CHARACTERS:,} characters (413)."
+        f"A request has at most 256 texts (422) and {LARGEST:,} bytes of text (413)."
     )
     body = json.dumps({"inputs": [task.served_example]})
     commands = COMMANDS.format(body=body)

@@ -73,8 +73,12 @@ def refuse(request, error):  # without the input, which JSON may not hold
 
 @app.post("/predict")
 def reply(inputs: list[{input}] = fastapi.Body(min_length=1, max_length=256), truncate: bool = fastapi.Body(True)):
-    if sum(len("".join(text)) for text in inputs) > {characters}:
-        raise fastapi.HTTPException(413, "more than {characters} characters")
+    try:
+        size = len("".join(map("".join, inputs)).encode())
+    except UnicodeEncodeError:
+        raise fastapi.HTTPException(422, "a text has half of a surrogate pair")
+    if size > {largest}:
+        raise fastapi.HTTPException(413, "more than {largest} bytes of text")
 {empty}    if not truncate and any({cut}):
         raise fastapi.HTTPException(422, "a text is too long, and truncate is false")
     return predict(inputs)
