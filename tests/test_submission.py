@@ -183,7 +183,7 @@ def test_a_run_folder_suffices_and_labels_of_the_file_are_not_read(
     ("arguments", "said"),
     [
         (["{rte}", "{rte}", "--out", "{tmp}/a.zip"], "is also a student of rte"),
-        (["{tmp}", "--out", "{tmp}/a.zip"], "holds no student"),
+        (["{tmp}", "--out", "{tmp}/a.zip"], "holds no weights"),
         (["{custom}", "--out", "{tmp}/a.zip"], "is not one of GLUE's"),
         (["{rte}", "--out", "{tmp}/nowhere/a.zip"], "its folder does not exist"),
         (["{rte}"], "the following arguments are required: --out"),

@@ -18,7 +18,7 @@ from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.dataset import is_text_encoding
 from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
 from distill_runner.datasets.readers.table import recorded_tables
-from distill_runner.datasets.readers.tables import column_names, open_split
+from distill_runner.datasets.readers.tables import column_names, read_columns
 from distill_runner.tasks.columns import LABEL, infer_columns
 from distill_runner.tasks.split_account import data_line
 from distill_runner.tasks.splits import NO_SPLIT, VALIDATION
@@ -304,9 +304,7 @@ def _with_columns(content: str | bytes, task: "Task") -> str | bytes:
         return json.dumps(value, ensure_ascii=False, default=str)
 
     header, *rows = csv.reader(io.StringIO(content))
-    names = column_names(task, "train")
-    with open_split(task, "train") as table:
-        columns = table.columns(names)
+    columns = read_columns(task, "train", column_names(task, "train"))
     if any(len(values) != len(rows) for values in columns.values()):  # a prediction is not of one row
         return content
     text = io.StringIO()
