@@ -1,7 +1,7 @@
 """``docs/assumptions.md``: every assumption that the package declares, listed by option."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -92,9 +92,17 @@ def page() -> str:
         for option, default, assumption in schema_assumptions(schema):
             key = f"{name}.{option}" + ("" if assumption.value is ANY_VALUE else f"={format_value(assumption.value)}")
             rows.append((f"`{key}`", format_value(default), assumption.text, assumption.source))
-    options = markdown_table(["option", "default", "assumption", "source"], dict.fromkeys(rows), text_columns=4)
-    files = markdown_table(["choice", "option", "assumption"], sorted(_of_files()), text_columns=3)
+    options = markdown_table(["option", "default", "assumption", "source"], _together(rows), text_columns=4)
+    files = markdown_table(["choice", "option", "assumption"], _together(sorted(_of_files())), text_columns=3)
     return PAGE.format(options=options, files=files)
+
+
+def _together(rows: Iterable[Sequence[str]]) -> list[list[str]]:
+    """Return the rows, those that differ in their first cell alone as one."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, *others in rows:
+        names.setdefault(tuple(others), []).append(name)
+    return [[", ".join(dict.fromkeys(of_row)), *others] for others, of_row in names.items()]
 
 
 def _of_files() -> Iterator[list[str]]:
