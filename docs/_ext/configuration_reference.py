@@ -297,6 +297,8 @@ def _header(file: Path) -> str:
     ]
     text = " ".join(line for line in lines if not line.startswith(("@package", "distill-run", "Command:", "->")))
     parts = re.split(r"(?=\b(?:Source|Runs|Hours|Expected|Command): )", text)
+    if file.relative_to(config_folder()).parts[0] in ("sweep", "experiment"):  # the papers' pages have the rest
+        parts[0] = re.split(r"(?<=[a-z)\d]\.) (?=[A-Z\d])", parts[0])[0]
     return _cell(" ".join(part.strip() for part in parts if not re.match("(Runs|Hours|Expected|Command): ", part)))
 
 
