@@ -172,6 +172,13 @@ def test_prose_has_one_sentence_a_line_and_no_banned_words(monkeypatch: pytest.M
     assert {page: words for page, words in banned.items() if words} == {}
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "README.md"], ids=lambda page: page.stem)
+def test_a_page_begins_with_a_command(page: Path) -> None:
+    """Below its title, before the first sentence; the page of options and that of Python begin with their own code."""
+    _, start, *_ = page.read_text().split("\n\n")
+    assert re.match(r"```(sh|python)?\n(pip|make|python|distill-run|wandb|from|torchrun|export|\w+=)", start), start
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
 def test_links_lead_to_files_of_the_repository(page: Path) -> None:
     """Also without ``make docs``; the picture of the packages alone is drawn with the site."""

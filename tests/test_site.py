@@ -35,8 +35,8 @@ def test_the_site_has_the_generated_reference(site: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "page"),
     [
-        ("class imbalance", "reference/configuration"),
-        ("early stopping", "reference/options/optim"),
+        ("class imbalance", "tutorials/own-data"),
+        ("early stopping", "tutorials/own-data"),
         ("FastAPI", "frontier"),
         ("int8", "tutorials/deploy"),
         ("GPU memory", "clusters"),
