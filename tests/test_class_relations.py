@@ -115,6 +115,13 @@ def test_correlations_by_hand() -> None:
     assert correlation_over_outputs(student.T, teacher.T).item() == pytest.approx(1)
 
 
+def test_predictions_that_nearly_cancel_keep_their_digits() -> None:
+    """Logits of a thousandth: in float32 the correlations were off by 1e-4."""
+    student, teacher = ((1e-3 * numbers(5, 3, seed=seed)).float() for seed in (0, 1))
+    expected = reference_dist(student.double().numpy(), teacher.double().numpy())
+    assert loss(TERMS["dist"])(student, teacher).item() == pytest.approx(expected, rel=1e-6)
+
+
 def test_the_parts_add_up_to_the_divergence() -> None:
     student, teacher = numbers(5, 3), numbers(5, 3, seed=1)
     target, others = decoupled_divergences(student, teacher, LABELS, 2.0)

@@ -86,6 +86,14 @@ ASSISTED = ("method=takd", "assistant.num_layers=3")
     ("overrides", "change", "names"),
     few_fast(
         [
+            (("method=rkd",), "student.init.source=finetuned", ["from tiny_bert", "from the fine-tuned tiny_bert"]),
+            (("method=rkd",), "optim.patience=3", ["optim.patience"]),
+            (("method=rkd",), "optim.accumulation=2", ["optim.accumulation"]),
+            (("method=rkd",), "optim.bucketing=true", ["optim.bucketing"]),
+            (("method=rkd",), "task.class_weights=[1,1]", []),
+            (("method=internal", "schedule=pid"), "schedule.share=0.5", ["schedule.share"]),
+            (("method=rkd",), "loss=equal", []),
+            (("method=rkd", "loss=recipe"), "loss=equal", ["loss recipe", "loss equal"]),
             (RELATIONS, "relations.pairs=[QK,VV]", ["distil.relations.pairs"]),
             (RELATIONS, "relations.heads=1", ["distil.relations.heads"]),
             (RELATIONS, "corpus.stream=true", []),
@@ -109,7 +117,7 @@ ASSISTED = ("method=takd", "assistant.num_layers=3")
             (("method=internal", "schedule=pid"), "schedule=sid", ["schedule.rule"]),
             (("method=rkd",), "teacher.name=mine", []),
             (("method=rkd",), "task.revision=abc123", []),
-            (("method=rkd",), "task.class_weights=[1,5]", ["task.class_weights"]),
+            (("method=rkd",), "task.class_weights=[1,5]", ["class weights [1, 5]"]),
             (("method=rkd",), "student.vocabulary=trim", ["model.vocabulary"]),
             (("method=rkd",), "task.max_length=20", ["task.max_length"]),
             (("method=nkd",), "teacher.seed=7", []),
@@ -119,7 +127,7 @@ ASSISTED = ("method=takd", "assistant.num_layers=3")
             (("method=rkd", "teacher.fine_tuned=true"), "teacher.seed=7", []),
             (("method=rkd", "teacher.fine_tuned=true"), "teacher.optim.lr=1e-4", []),
         ],
-        12,
+        20,
     ),
 )
 def test_what_makes_rows_and_what_does_not(

@@ -90,10 +90,10 @@ def test_area_under_the_curve_by_hand() -> None:
 
 
 def test_f1_of_classes_by_hand() -> None:
-    """The fourth class is neither predicted nor present and counts as 0 in the unweighted mean only."""
+    """The fourth class is neither predicted nor present, and left out of the means, as in scikit-learn."""
     outputs, labels = logits([0, 0, 1, 2, 2], 4), np.array([0, 1, 1, 2, 2])
     found = compute_metrics(["f1_macro", "f1_weighted"], outputs, labels)
-    assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1 + 0) / 4)
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
     assert found["f1_weighted"] == pytest.approx((2 / 3 + 2 * 2 / 3 + 2) / 5)
 
 
@@ -103,7 +103,8 @@ def test_metrics_of_label_sets_by_hand() -> None:
     labels = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 0]])
     found = compute_metrics(["f1_micro", "f1_macro", "subset_accuracy", "mean_average_precision"], outputs, labels)
     assert found["f1_micro"] == pytest.approx(2 * 2 / (3 + 3))  # 2 of 3 predicted, and 2 of 3 present
-    assert found["f1_macro"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert found["f1_macro"] == pytest.approx((1 / 2 + 1) / 2)
+    assert compute_metrics(["f1_macro"], labels - 0.5, labels) == {"f1_macro": 1.0}
     assert found["subset_accuracy"] == 1 / 3
     assert compute_metrics(["subset_accuracy"], labels - 0.5, labels) == {"subset_accuracy": 1.0}
     # Label 0 is at places 1 and 3: (1 / 1 + 2 / 3) / 2; label 1 at place 1.

@@ -6,14 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.config import parse_method
 from distill_runner.pipeline.resolving import resolve
+from distill_runner.report import published
 from distill_runner.report.published import Quantity
 from distill_runner.report.result import describe_run, environment
-from distill_runner.report.scores import _variant, published_number
+from distill_runner.report.scores import _Numbers, _variant, published_number
 
 Compose = Callable[..., RunConfig]
 RTE = Quantity("rte", ("validation",), "accuracy")
@@ -148,3 +150,36 @@ def test_another_split_has_no_published_number(change: str, compose: Compose) ->
         run = compose("task=rte", "method=rkd", "student.num_layers=4", *overrides, tiny=False)
         found = published_number(run, stage(4, task=run.stages["student"].task), RTE)
         assert bool(found) == is_found
+
+
+LABELS = [0, 1, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("train", "labels", "share", "match"),
+    [
+        (20, LABELS, 1.0, "whole"),
+        (20, [5, 3, 3, 5, 3, 4], 1.0, "whole"),  # classes in another order
+        (20, LABELS[:5], 1.0, "other"),  # another number of examples
+        (20, [0, 1, 1, 0, 0, 2], 1.0, "other"),  # the same number, of another dataset
+        (19, LABELS, 1.0, "part"),
+        (20, LABELS, 0.1, "part"),
+    ],
+)
+def test_published_numbers_stand_beside_the_data_of_their_paper(
+    train: int, labels: list[int], share: float, match: str, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of one's own, named rte, had RTE's printed number; so had ten training examples, without a remark."""
+    facts = {("rte", "train"): (20, ""), ("rte", "dev"): (6, published.labels_digest(np.array(LABELS)))}
+    monkeypatch.setattr(published, "_splits", lambda: facts)
+    run = compose("task=rte", "method=rkd", "student.num_layers=4", tiny=False)
+    config = SimpleNamespace(task=run.stages["student"].task, transfer=None)
+    part = SimpleNamespace(config=config, share=share, all_upstream=())
+    rte: Any = SimpleNamespace(**{**vars(stage(4)), **vars(part)})
+    splits = {"train": SimpleNamespace(num_examples=train, labels=None)}
+    splits["validation"] = SimpleNamespace(num_examples=len(labels), labels=labels)
+    inputs: Any = SimpleNamespace(split=lambda stage, name: splits[name])
+    pipeline: Any = SimpleNamespace(inputs=inputs)
+    numbers = _Numbers(run, rte, pipeline, {"validation": {"accuracy": 0.5}}, {}).of_quantity(RTE)
+    assert numbers["data_match"] == match
+    assert (numbers["published"] or {}).get("comparable") == {"whole": True, "part": False, "other": None}[match]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from distill_runner.common.errors import UserError
 from distill_runner.report.frame import Cell, cell_of, tabulate
 from helpers.fake_results import failed, point, result, with_specs
 
@@ -257,3 +258,42 @@ def test_a_failed_student_of_new_weights_does_not_join_a_pre_trained_one() -> No
         "alp all, after distil": 0,
         "alp all": 1,
     }
+
+
+def test_choices_of_a_group_are_rows_and_any_setting_can_be_split_out() -> None:
+    """``loss=recipe,equal`` with two rates was one grid of four points."""
+    points = [
+        ("recipe", 0.2, 1e-5, 0.6),
+        ("recipe", 0.2, 2e-5, 0.7),
+        ("equal", 0.5, 1e-5, 0.5),
+        ("equal", 0.5, 2e-5, 0.4),
+    ]
+    runs = [
+        result(key=str(number), score=score, choices={"loss": loss}, settings={"kd.weight": eta, "optim.lr": lr})
+        for number, (loss, eta, lr, score) in enumerate(points)
+    ]
+    rows = {name: (cells["rte"].value, len(cells["rte"].points)) for name, cells in tabulate(runs).rows.items()}
+    assert rows == {"alp all, loss recipe": (70, 2), "alp all, loss equal": (50, 2)}
+    split = tabulate(runs, ["optim.lr"]).rows
+    assert [*split][:2] == ["alp all, optim.lr 1e-05, loss recipe", "alp all, optim.lr 2e-05, loss recipe"]
+    assert {cells["rte"].kind for cells in split.values()} == {""}
+    same = {**runs[0], "key": "5", "seed": 2, "choices": {"loss": "mine"}}  # equal settings under another name
+    assert [*tabulate([*runs, with_specs(same)]).rows] == [*rows]
+    with pytest.raises(UserError, match=r"--split=optim\.rate: is no setting of a grid here"):
+        tabulate(runs, ["optim.rate"])
+
+
+def test_names_are_words() -> None:
+    """Hashes, and thirteen numbers of class weights, said nothing to a reader."""
+    weights = [[0.1 * n for n in range(13)], [0.2 * n for n in range(13)], [0.2 * (n % 12) + 0.2 for n in range(13)]]
+    runs = [point(seed=seed, data=data(class_weights=of)) for seed, of in enumerate(weights)]
+    names = [*tabulate(runs).rows]
+    assert names == [
+        "alp all, class weights from 0 to 1.2",
+        "alp all, class weights from 0 to 2.4",
+        "alp all, class weights from 0.2 to 2.4",
+    ]
+    other = [point(seed=seed, data=data(content=content)) for seed, content in enumerate(("x", "y"))]
+    for run, content in zip(other, "xy", strict=True):
+        run["specs"][run["key"]]["data"]["content"] = content
+    assert [*tabulate(other).rows] == [f"alp all, data nyu-mll/glue (version {number})" for number in (1, 2)]

@@ -206,14 +206,15 @@ def frame(results: Iterable[Result]) -> "pd.DataFrame":
     return frame(results)
 
 
-def table(results: Sequence[Result], style: str = "markdown") -> str:
+def table(results: Sequence[Result], style: str = "markdown", split: Sequence[str] = ()) -> str:
     """Return the table that ``distill-run table`` prints, as text.
 
     Args:
         results: results as ``results`` returns them.
         style: ``markdown``, ``latex``, ``csv`` or ``terminal``.
+        split: settings of a grid whose values are rows, such as ``optim.lr``.
     Raises:
-        UserError: there is no such style.
+        UserError: there is no such style, or no run has such a setting.
     """
     from distill_runner.report.formats import as_csv, latex, markdown, terminal
     from distill_runner.report.frame import tabulate
@@ -221,7 +222,7 @@ def table(results: Sequence[Result], style: str = "markdown") -> str:
     styles = {"markdown": markdown, "latex": latex, "csv": as_csv, "terminal": terminal}
     if style not in styles:
         raise UserError("style", style, "there is no such style", f"Known: {', '.join(styles)}.")
-    return styles[style](tabulate(results))
+    return styles[style](tabulate(results, split))
 
 
 def figure(results: Sequence[Result]) -> "Figure":

@@ -330,6 +330,8 @@ def task_options(overrides: Sequence[str]) -> dict[str, Any]:
 def _add_filters(parser: Parser) -> None:
     parser.add_argument("--task", nargs="+", metavar="TASK", help="only these tasks")
     parser.add_argument("--method", nargs="+", metavar="METHOD", help="only these methods")
+    split = "settings of a grid whose values are rows, such as optim.lr"
+    parser.add_argument("--split", nargs="+", default=[], metavar="SETTING", help=split)
 
 
 def _add_margin(parser: Parser) -> None:

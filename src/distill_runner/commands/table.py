@@ -29,7 +29,7 @@ def show_table(options: Namespace) -> None:
     results = select_results(options.folders, {"task": options.task, "method": options.method})
     if options.format == "picture":
         return _draw_scores(results, options.out)
-    table = tabulate(results)
+    table = tabulate(results, options.split)
     comparisons = [*optimism(table), *compare(table, *options.compare, margin=options.margin)]
     formats = {
         "terminal": lambda: terminal(table, comparisons) + "\n",
@@ -58,7 +58,8 @@ def show_comparison(options: Namespace) -> None:
     elif not options.rows:
         raise UserError("compare", None, "needs rows of the table, or files", "distill-run compare alp rkd")
     else:
-        table = tabulate(select_results(options.runs, {"task": options.task, "method": options.method}))
+        results = select_results(options.runs, {"task": options.task, "method": options.method})
+        table = tabulate(results, options.split)
         try:
             comparisons = compare(table, options.rows, margin=options.margin, looks=options.looks)
         except UserError as error:

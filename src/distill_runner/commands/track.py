@@ -86,7 +86,8 @@ def run_settings(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[
     unread = {name for name in ("corpus", "transfer") if not any(stage.get(name) for stage in stages)}
     unread |= {"pretraining"} if "corpus" in unread else set()
     own = {key: value for key, value in settings.items() if key not in unread}
-    return {**own, "cell": f"{names['task']} {label(names)}"}
+    choices = [f"{group} {choice}" for group, choice in (names.get("choices") or {}).items() if group not in names]
+    return {**own, "cell": ", ".join([f"{names['task']} {label(names)}", *choices])}
 
 
 def was_sent(config: TrackerConfig, folder: Path) -> bool:

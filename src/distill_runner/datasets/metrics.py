@@ -43,10 +43,13 @@ def f1_weighted(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 
 def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Unweighted mean of the F1 of all classes or labels; the F1 is 0 if the class is neither predicted nor present."""
-    if labels.ndim == 2:
-        return _f1(outputs > 0, labels, average="macro")
-    return _f1(outputs.argmax(axis=-1), labels, average="macro", labels=np.arange(outputs.shape[-1]))
+    """Unweighted mean of the F1 of the classes or labels that are predicted or present; undefined, 0, without one."""
+    if labels.ndim == 1:
+        return _f1(outputs.argmax(axis=-1), labels, average="macro")
+    counted = np.flatnonzero((outputs > 0).any(axis=0) | labels.any(axis=0))
+    if not len(counted):
+        return Undefined(0.0, "no label is predicted or present")
+    return _f1(outputs > 0, labels, average="macro", labels=counted)
 
 
 def f1_micro(outputs: np.ndarray, labels: np.ndarray) -> float:

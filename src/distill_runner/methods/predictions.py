@@ -335,6 +335,8 @@ class CorrelatedSoftLabels(PredictionTerm):
         temperature: temperature T of student and teacher.
         scale_by_t2: whether the loss is multiplied by T², as in the authors' code.
 
+    Both are computed in float64: predictions that are nearly equal cancel in float32, to errors of 1e-4.
+
     ``diagnostics`` has both parts: ``over_classes`` and ``over_examples``.
     """
 
@@ -355,9 +357,10 @@ class CorrelatedSoftLabels(PredictionTerm):
         super().bind(student, teacher, outputs)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        one, other = ((logits / self.temperature).softmax(-1) for logits in (student.logits_OC, teacher.logits_OC))
+        both = student.logits_OC, teacher.logits_OC
+        one, other = ((logits.double() / self.temperature).softmax(-1) for logits in both)
         over_classes = correlation_over_classes(one, other, batch)
         over_examples = correlation_over_outputs(one, other, batch)
         self.diagnostics = {"over_classes": over_classes.detach(), "over_examples": over_examples.detach()}
-        loss = self.weights[0] * over_classes + self.weights[1] * over_examples
+        loss = (self.weights[0] * over_classes + self.weights[1] * over_examples).to(student.logits_OC.dtype)
         return loss * (self.temperature**2 if self.scale_by_t2 else 1)

@@ -4,13 +4,14 @@ A result holds scores as fractions. Here and in all printed output, scores are p
 """
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, isnan
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from distill_runner.common.errors import UserError, suggestion
 from distill_runner.report import published
 from distill_runner.report.collect import (
     Result,
@@ -279,13 +280,24 @@ class ResultTable:
         return pd.DataFrame(lines, columns=[*COLUMNS.split(), "steps_in_all", "optimism"], dtype=object)
 
 
-def tabulate(results: Iterable[Result]) -> ResultTable:
-    """Return the table of ``results``, finished or not, without runs that ended with a stage before the student."""
+def tabulate(results: Iterable[Result], split: Collection[str] = ()) -> ResultTable:
+    """Return the table of ``results``, finished or not, without runs that ended with a stage before the student.
+
+    Args:
+        split: settings of a grid whose values are rows, such as ``optim.lr``.
+    Raises:
+        UserError: no run has a setting of this name.
+    """
     students = distinct(result for result in results if is_scored(result) or result["status"] != "done")
     entries = [entry for result in students for entry in _in_columns(result)]
     tasks = list(dict.fromkeys(entry["task"] for entry in entries))
     rows: dict[str, dict[str, list[Result]]] = {}
-    for name, entry in zip(row_names(entries), entries, strict=True):
+    identities = [identity for entry in entries if (identity := identity_of(entry))] if split else []
+    searched = {name for identity in identities for name in identity.grid}
+    for name in split:
+        if name not in searched:
+            raise UserError("--split", name, "is no setting of a grid here", suggestion(name, searched))
+    for name, entry in zip(row_names(entries, split=split), entries, strict=True):
         rows.setdefault(name, {task: [] for task in tasks})[entry["task"]].append(entry)
     cells = {row: {task: cell_of(runs) for task, runs in of_row.items()} for row, of_row in rows.items()}
     return ResultTable(tasks, _teachers(entries), cells, _means(entries))
@@ -391,6 +403,8 @@ def _teacher_numbers(run: Result) -> dict[str, Any]:
         run.get("teacher_model") or {},
         100 * run["teacher_score"],
     )
+    if run.get("data_match") == published.OTHER:
+        return {"value": score}
     if number := run.get("published"):
         papers = [paper for paper in papers if number["source"].startswith(published.titles()[paper])]
     splits = tuple(scored_on(run))
@@ -398,4 +412,5 @@ def _teacher_numbers(run: Result) -> dict[str, Any]:
     quantity = published.Quantity(run["of_task"], splits, run["metric"], is_test, "split" in run)
     model = published.ScoredModel(**teacher, teacher=run["teacher"], teacher_type=teacher.get("model_type"))
     printed = published.find(TEACHER, quantity, model, papers=papers)
-    return {"value": score} | _printed(printed.model_dump() if printed else None, score)
+    whole = {"comparable": printed.comparable and run.get("data_match") != published.PART} if printed else {}
+    return {"value": score} | _printed(printed and {**printed.model_dump(), **whole}, score)

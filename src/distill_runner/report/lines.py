@@ -11,13 +11,14 @@ from distill_runner.common.terminal import markdown_table
 from distill_runner.report.collect import constant_prediction, undefined_reason
 from distill_runner.report.compare import SAME, UNDECIDED, Comparison
 from distill_runner.report.frame import Cell, ResultTable
+from distill_runner.report.published import NOT_COMPARABLE
 from distill_runner.report.statistics import MAX_SEEDS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PHASES, BEST_RUN = "steps, phases included", "best single run"
-BRACKETS = "In parentheses: the paper's teacher differs from the run's, or it does not name metric or split."
+BRACKETS = f"In parentheses: {NOT_COMPARABLE}."
 SIGNED = "{:+.2f}"
 
 

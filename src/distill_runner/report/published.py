@@ -1,12 +1,14 @@
 """Numbers that the papers print, and the choice of the printed number for a result.
 
 The folder ``published`` has one CSV file for each paper of ``titles.csv``. A file has one line per printed cell, and
-one per number that only a figure or the text prints. docs/published.md lists tables, names and errors in the papers.
-Scores are percentages, as printed. A line without a task describes the model itself: millions of parameters, speed-up.
-An average that a paper prints is a line with ``task`` = average.
+one per number that only a figure or the text prints. ``splits.csv`` has the sizes of the datasets that papers use.
+docs/published.md lists tables, names and errors in the papers. Scores are percentages, as printed. A line without a
+task describes the model itself: millions of parameters, speed-up. An average that a paper prints is a line with
+``task`` = average.
 """
 
 import csv
+import hashlib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from pydantic import field_validator
 
 from distill_runner.common.schema import Schema
@@ -50,7 +53,9 @@ FAMILIES = {
 FRESH_TYPE = "bert"
 """Type of the students with new weights, whatever their teacher is."""
 AVERAGE, MISMATCHED = "average", "mismatched"
-NOT_COMPARABLE = "its teacher differs, or the paper does not name metric or split"
+NOT_COMPARABLE = "its teacher differs, the run trained on a part of the data, or the paper names no metric or split"
+WHOLE, PART, OTHER = "whole", "part", "other"
+"""Data of a run: those that papers score and train on, a part of the training examples, or other examples."""
 
 
 class PublishedCell(Schema):
@@ -172,6 +177,42 @@ class ScoredModel:
         teacher_type, own_type = _family(cell.teacher), _family(cell.student or cell.teacher)
         types = {own_type} if own_type else {teacher_type, FRESH_TYPE}  # else, the student is named by its size
         return self.model_type in (None, *types) and self.teacher_type in (None, teacher_type)
+
+
+@cache
+def _splits() -> dict[tuple[str, str], tuple[int, str]]:
+    """Return the number of examples, and the digest of their labels if it is recorded, by task and split."""
+    return {(line["task"], line["split"]): (int(line["rows"]), line["labels"]) for line in _rows("splits")}
+
+
+def published_tasks() -> set[str]:
+    """Return the tasks whose sizes are recorded; papers score their languages as ``<task>_<language>``."""
+    return {task for task, _ in _splits()}
+
+
+def is_scored_split(quantity: Quantity, name: str, num_examples: int, labels: Any) -> bool:
+    """Whether a split that ``quantity`` is a mean over has the examples that papers score, as far as is recorded.
+
+    Args:
+        labels: labels (N,) of the examples; None if they have none. Names and order of the classes do not matter.
+    """
+    kind, by_split = "test" if quantity.is_test else "dev", _splits()
+    kind, task = (f"{kind}_{MISMATCHED}", quantity.task) if name == MISMATCHED else (kind, f"{quantity.task}_{name}")
+    rows, digest = by_split.get((task, kind)) or by_split.get((quantity.task, kind)) or (num_examples, "")
+    return num_examples == rows and (not digest or labels is None or labels_digest(labels) == digest)
+
+
+def is_part_of_training(task: str, num_examples: int) -> bool:
+    """Whether these are fewer training examples than papers have."""
+    return num_examples < _splits().get((task, "train"), (0, ""))[0]
+
+
+def labels_digest(labels: Any) -> str:
+    """Return a hash of which examples share a label."""
+    import pandas as pd
+
+    codes, _ = pd.factorize(np.round(np.asarray(labels, dtype=np.float64), 4))
+    return hashlib.sha256(codes.astype("<i4").tobytes()).hexdigest()[:12]
 
 
 def _rows(name: str) -> list[dict[str, str]]:

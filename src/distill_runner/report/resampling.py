@@ -33,6 +33,8 @@ DRAWS, RANKED_DRAWS, LOOPED_DRAWS = 10_000, 2_000, 1_000
 """Number of draws, of draws that rank all values, and of draws that are computed one by one."""
 CHUNK = 2**22
 """Maximum size of one block of draws: 32 MiB of 64-bit numbers."""
+SMALL_SAMPLE = 50
+"""Units below which percentiles are expanded."""
 FEW_EXAMPLES, FEW_UNITS = 6, 10
 """Differing units below which a percentile interval is too short: of a mean over examples, and of another score.
 
@@ -165,7 +167,7 @@ class PairedScores(ABC):
 
     def score_interval(self, runs: slice) -> tuple[float, float]:
         """Return the bounds of the 95% interval over units of the mean score of some runs: bootstrap percentiles."""
-        return _percentiles(self.resampled[:, runs].mean(axis=1))
+        return _percentiles(self.resampled[:, runs].mean(axis=1), self.units)
 
     def _permutation_p(self, observed: float, differing: int) -> tuple[float, bool]:
         """Return the share of permutations whose difference is at least as large, and whether all were counted.
@@ -195,7 +197,7 @@ class PairedScores(ABC):
         if differing < FEW_UNITS and not (self.is_mean_of_examples and differing >= FEW_EXAMPLES):
             return None
         differences = self.difference(self.resampled)
-        low, high = _percentiles(differences)
+        low, high = _percentiles(differences, self.units)
         return None if high - low < 1e-12 else (low, high, float(differences.var(ddof=1)))
 
 
@@ -352,8 +354,17 @@ def clustered_scores(first: Sequence[np.ndarray], second: Sequence[np.ndarray], 
     return SummedScores(one, other, mean_of_sums, clusters)
 
 
-def _percentiles(values: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+def _percentiles(values: np.ndarray, units: int) -> tuple[float, float]:
+    """Return the bounds of an interval over samples of units; of few units, they are expanded as by Student's t.
+
+    Percentiles of small samples are as narrow as normal intervals with n in place of n - 1 (Hesterberg 2015, 3.3).
+    """
+    from scipy.special import ndtr, stdtrit
+
+    tail = (1 - CONFIDENCE) / 2
+    if 1 < units < SMALL_SAMPLE:
+        tail = float(ndtr(stdtrit(units - 1, tail) * (units / (units - 1)) ** 0.5))
+    low, high = np.quantile(values, [tail, 1 - tail])
     return float(low), float(high)
 
 

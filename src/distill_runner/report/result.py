@@ -1,6 +1,7 @@
 """What a run leaves: the content of ``result.json``, and versions of packages."""
 
 import platform
+import shlex
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +11,7 @@ from typing import Any
 from distill_runner.common.assumptions import applied_assumptions
 from distill_runner.common.errors import format_value
 from distill_runner.common.hub import is_hub_id
+from distill_runner.compose.folders import choices
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.config import StageConfig
@@ -24,6 +26,8 @@ from distill_runner.report.scores import (
     scores_on_validation,
 )
 
+NO_SETTINGS = frozenset({"experiment", "sweep", "tracker"})
+"""Groups whose choice is no setting of a run."""
 PACKAGES = "distill-run torch transformers datasets tokenizers evaluate numpy hydra-core omegaconf scikit-learn wandb"
 """Packages whose versions a run records."""
 
@@ -103,10 +107,22 @@ def describe_run(run: RunConfig) -> dict[str, Any]:
         "attention": layers.get("attention"),
         "heads": layers.get("heads"),
         "settings": settings_of(run),
+        "choices": group_choices(run.command),
         "teacher": run.teacher.name,
         "student": _student(run, student),
         "seed": run.seed,
         "command": run.command,
+    }
+
+
+def group_choices(command: str) -> dict[str, str]:
+    """Return the choices of groups of options that a command names, such as ``loss=equal``, by group.
+
+    Those that say where a run is recorded, or that set many groups at once, are left out.
+    """
+    words = [word.lstrip("+").partition("=") for word in shlex.split(command)[1:]]
+    return {
+        name: choice for name, _, choice in words if name.isidentifier() and name not in NO_SETTINGS and choices(name)
     }
 
 

@@ -52,6 +52,11 @@ def _f1(sums: np.ndarray) -> np.ndarray:
     return f1_of_counts(_by_class(sums)[..., 1, :])
 
 
+def _f1_macro(sums: np.ndarray) -> np.ndarray:
+    counts = _by_class(sums)
+    return _ratio(f1_of_counts(counts).sum(axis=-1), (counts[..., 1:].sum(axis=-1) > 0).sum(axis=-1))
+
+
 def _f1_weighted(sums: np.ndarray) -> np.ndarray:
     counts = _by_class(sums)
     return (counts[..., 2] * f1_of_counts(counts)).sum(axis=-1) / counts[..., 2].sum(axis=-1)
@@ -126,7 +131,7 @@ SUMMED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ScoreOfS
     "subset_accuracy": (_is_correct, mean_of_sums),
     "f1": (_class_counts, _f1),
     "f1_micro": (_class_counts, lambda sums: f1_of_counts(_by_class(sums).sum(axis=-2))),
-    "f1_macro": (_class_counts, lambda sums: f1_of_counts(_by_class(sums)).mean(axis=-1)),
+    "f1_macro": (_class_counts, _f1_macro),
     "f1_weighted": (_class_counts, _f1_weighted),
     "accuracy_f1": (_class_counts, _accuracy_f1),
     "matthews": (_class_counts, _matthews),

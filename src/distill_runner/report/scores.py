@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,18 @@ from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
-from distill_runner.report.published import Published, Quantity, ScoredModel, find
+from distill_runner.report.published import (
+    OTHER,
+    PART,
+    WHOLE,
+    Published,
+    Quantity,
+    ScoredModel,
+    find,
+    is_part_of_training,
+    is_scored_split,
+    published_tasks,
+)
 from distill_runner.tasks import Task
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.training.train import PREDICTIONS
@@ -41,11 +52,12 @@ def scores_on_validation(run: RunConfig, stage: Stage, pipeline: Pipeline) -> di
     of_teacher = measured_stage(first, pipeline) if first and first.has_head else None
     metrics, metric = measured["metrics"], next(iter(measured["metrics"]))
     if task is None:
-        numbers = {"metric": metric, "score": metrics[metric], "teacher_score": None, "published": None, "others": []}
-        return {**numbers, "metrics": metrics, "selection": None, "splits": {}}
+        score = {"metric": metric, "score": metrics[metric], "teacher_score": None, "published": None, "others": []}
+        return {**score, "metrics": metrics, "selection": None, "splits": {}}
     student = _by_split(task, metrics)
     teacher = _by_split(first.config.task or task, of_teacher["metrics"]) if first and of_teacher else {}
     quantity = Quantity(task.name, tuple(task.scored_splits), metric, is_test=task.scored_splits == ["test"])
+    numbers = _Numbers(run, stage, pipeline, student, teacher)
     parts = {name: replace(quantity, is_part=True, splits=(name,)) for name in task.split_columns}
     selection = None
     if (score := metrics.get(f"{HELD_OUT}/{metric}")) is not None:
@@ -53,10 +65,10 @@ def scores_on_validation(run: RunConfig, stage: Stage, pipeline: Pipeline) -> di
     elif task.scored_splits != task.plain_splits:
         selection = {"on": f"{task.name}_{task.plain_splits[0]}", "score": metrics[metric]}
     return {
-        **_with_others(run, stage, quantity, student, teacher),
+        **numbers.with_others(quantity),
         "metrics": metrics | (_combined(student, task.metrics) if task.split_columns else {}),
         "selection": selection,
-        "splits": {name: _numbers(run, stage, part, student, teacher) for name, part in parts.items()},
+        "splits": {name: numbers.of_quantity(part) for name, part in parts.items()},
     }
 
 
@@ -70,9 +82,9 @@ def scores_on_tests(run: RunConfig, stage: Stage, pipeline: Pipeline) -> dict[st
         return None
     teacher = FinalScores(first, pipeline).scores() if first and first.has_head else {}
     quantity = Quantity(task.name, tuple(student), task.metrics[0], is_test=True)
-    part = replace(quantity, is_part=len(student) > 1)
+    part, numbers = replace(quantity, is_part=len(student) > 1), _Numbers(run, stage, pipeline, student, teacher)
     return {
-        **_with_others(run, stage, quantity, student, teacher),
+        **numbers.with_others(quantity),
         "metrics": _combined(student, task.metrics),
         "columns": [*student] if task.by_split and len(student) > 1 else [],
         "splits": {
@@ -80,7 +92,7 @@ def scores_on_tests(run: RunConfig, stage: Stage, pipeline: Pipeline) -> dict[st
                 "split": task.test[name],
                 "content": task.test_content(task.test[name]),
                 "metrics": metrics,
-                **_numbers(run, stage, replace(part, splits=(name,)), student, teacher),
+                **numbers.of_quantity(replace(part, splits=(name,))),
             }
             for name, metrics in student.items()
         },
@@ -103,27 +115,54 @@ def scores_of_teacher(run: RunConfig, stage: Stage, pipeline: Pipeline) -> Itera
         yield f"{stage.name}  {name}  {'  '.join(numbers)}"
 
 
-def _numbers(run: RunConfig, stage: Stage, quantity: Quantity, student: Metrics, teacher: Metrics) -> dict[str, Any]:
-    """Return score, the teacher's score and the published number of the same quantity."""
-    assert quantity.metric is not None
-    published = published_number(run, stage, quantity)
-    return {
-        "score": _mean(student, quantity.splits, quantity.metric),
-        "teacher_score": _mean(teacher, quantity.splits, quantity.metric),
-        "published": published.model_dump() if published else None,
-    }
+@dataclass(frozen=True)
+class _Numbers:
+    """Scores of a student and its teacher, by split and metric."""
 
+    run: RunConfig
+    stage: Stage
+    pipeline: Pipeline
+    student: Metrics
+    teacher: Metrics
 
-def _with_others(
-    run: RunConfig, stage: Stage, quantity: Quantity, student: Metrics, teacher: Metrics
-) -> dict[str, Any]:
-    """Return the numbers of a quantity, and ``others``: by further metrics by which a paper prints this method."""
-    others = []
-    for metric in stage.config.task.metrics[1:] if stage.config.task else ():
-        numbers = _numbers(run, stage, replace(quantity, metric=metric), student, teacher)
-        if numbers["published"] and numbers["published"]["metric"] == metric:
-            others.append({"metric": metric, **numbers})
-    return {"metric": quantity.metric, **_numbers(run, stage, quantity, student, teacher), "others": others}
+    def of_quantity(self, quantity: Quantity) -> dict[str, Any]:
+        """Return score, the teacher's score and the published number of the same quantity, and ``data_match``."""
+        assert quantity.metric is not None
+        published = published_number(self.run, self.stage, quantity)
+        match = self.data_match(quantity) if published or self.teacher else None
+        if published and match == PART:
+            published = published.model_copy(update={"comparable": False})
+        return {
+            "score": _mean(self.student, quantity.splits, quantity.metric),
+            "teacher_score": _mean(self.teacher, quantity.splits, quantity.metric),
+            "published": published.model_dump() if published and match != OTHER else None,
+            "data_match": match,
+        }
+
+    def with_others(self, quantity: Quantity) -> dict[str, Any]:
+        """Return the numbers of a quantity, and ``others``: by further metrics by which a paper prints this method."""
+        others = []
+        for metric in self.stage.config.task.metrics[1:] if self.stage.config.task else ():
+            numbers = self.of_quantity(replace(quantity, metric=metric))
+            if numbers["published"] and numbers["published"]["metric"] == metric:
+                others.append({"metric": metric, **numbers})
+        return {"metric": quantity.metric, **self.of_quantity(quantity), "others": others}
+
+    def data_match(self, quantity: Quantity) -> str:
+        """Return whether the data are those of the papers: the scored splits, and the training examples."""
+        stage, task, inputs = self.stage, self.stage.config.task, self.pipeline.inputs
+        assert task is not None
+        if task.name not in published_tasks():
+            return OTHER
+        sources = task.validation | (task.test if quantity.is_test else {})
+        splits = {name: inputs.split(stage, sources[name]) for name in quantity.splits}
+        if not all(is_scored_split(quantity, name, one.num_examples, one.labels) for name, one in splits.items()):
+            return OTHER
+        trained = {part.share: part.config.task.train for part in (stage, *stage.all_upstream) if part.config.task}
+        is_part = {*trained} != {1.0} or any(parse_split(train)[1] for train in trained.values())
+        if not stage.config.transfer:
+            is_part |= is_part_of_training(task.name, inputs.split(stage, task.train).num_examples)
+        return PART if is_part else WHOLE
 
 
 def _by_split(task: Task, metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
