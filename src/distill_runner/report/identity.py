@@ -164,7 +164,7 @@ def _stage_settings(spec: Spec, names: Mapping[str, str], result: Result) -> Ite
                 source = {"source": names[model["upstream"]]} if "upstream" in model else {}
                 settings = dict(flat(source | own, "model."))
             case "method":
-                settings = dict(flat(value))
+                settings = {name.removeprefix("method."): leaf for name, leaf in flat(value)}
             case _:
                 settings = dict(flat({part: value}))
         for name, leaf in settings.items():
