@@ -6,18 +6,15 @@ The functions repeat the tables and figures of two papers. Internal representati
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distill_runner.common.terminal import markdown_table
-from distill_runner.report.figures import COLORS, legend, panels, style
-from distill_runner.report.statistics import Spread
+from distill_runner.report.figures import COLORS, legend, style
 from distill_runner.tasks.task import ExamplePredictions
 
 if TYPE_CHECKING:
@@ -110,39 +107,6 @@ class ScoreHistory:
         epochs_so_far = points[name].notna().cumsum().shift(fill_value=0)
         ends = [(int(layer), int(epochs_so_far[line])) for layer, line in zip(starts, starts.index[1:], strict=False)]
         return cls(str(name).rpartition("/")[2], points[name].dropna().tolist(), [end for end in ends if end[0]])
-
-
-def draw_histories(runs: Mapping[str, Sequence[ScoreHistory]]) -> "Figure":
-    """Draw the score per epoch; L1, L2, ... mark where a layer was left (Figures 4 and 10).
-
-    Several seeds are drawn as their mean and its 95% interval, over the epochs that all of them have, without marks.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    with style():
-        figure, (axes,) = panels(1, 1, 7.5, 3.8)
-        marks: Counter[tuple[int, float]] = Counter()
-        colors = dict(zip(runs, cycle(COLORS), strict=False))
-        for name, seeds in runs.items():
-            each_epoch = zip(*(run.scores for run in seeds), strict=False)
-            spreads = [Spread.from_values([100 * score for score in scores]) for scores in each_epoch]
-            low, means, high = ([one.mean + sign * (one.interval or 0) for one in spreads] for sign in (-1, 0, 1))
-            epochs = range(1, len(spreads) + 1)
-            axes.plot(epochs, means, color=colors[name], marker="o" if len(spreads) == 1 else None)
-            axes.fill_between(epochs, low, high, color=colors[name], alpha=0.15, linewidth=0)
-            for layer, epoch in seeds[0].ends if len(seeds) == 1 else ():
-                point = (epoch, means[epoch - 1])
-                axes.plot(*point, "o", markersize=4, color=colors[name])
-                look: dict[str, Any] = {"ha": "center", "fontsize": 8, "color": colors[name]}
-                height = 5 + 10 * marks[point]  # stacks the labels where lines meet
-                axes.annotate(f"L{layer}", point, (0, height), textcoords="offset points", **look)
-                marks[point] += 1
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.margins(y=0.12)
-        metrics = dict.fromkeys(run.metric for seeds in runs.values() for run in seeds)
-        axes.set(xlabel="epoch", ylabel=f"{' or '.join(metrics)} x 100")
-        legend(figure, {name: {"color": color} for name, color in colors.items()})
-    return figure
 
 
 def divergence(teacher: np.ndarray, student: np.ndarray) -> np.ndarray:

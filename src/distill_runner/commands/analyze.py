@@ -15,7 +15,7 @@ from distill_runner.analysis import comparisons
 from distill_runner.analysis.finished_run import FinishedRun
 from distill_runner.common.errors import UserError
 from distill_runner.common.library_switches import quiet_transformers
-from distill_runner.report.figures import save
+from distill_runner.report.figures import draw_epochs, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,11 +41,13 @@ def samples(runs: Sequence[FinishedRun], options: Namespace) -> None:
 
 
 def history(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
-    histories = {
-        name: [comparisons.ScoreHistory.read(run.folder) for run in seeds]
-        for name, seeds in _seeds_by_name(runs).items()
-    }
-    return comparisons.draw_histories(histories)
+    curves: dict[str, dict[str, list[list[float]]]] = {}
+    ends = {}
+    for name, seeds in _seeds_by_name(runs).items():
+        histories = [comparisons.ScoreHistory.read(run.folder) for run in seeds]
+        curves.setdefault(histories[0].metric, {})[name] = [history.scores for history in histories]
+        ends[name] = histories[0].ends if len(seeds) == 1 else []
+    return draw_epochs(curves, ends)
 
 
 def _seeds_by_name(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:

@@ -5,6 +5,7 @@ and are shown times 100. Equal results give equal bytes with the same version of
 when something is drawn.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import product, takewhile
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, is_scored, label, scored_on, settings, tested_on
 from distill_runner.report.frame import column_of, tabulate
+from distill_runner.report.statistics import Spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,29 +147,53 @@ def _list_rows(panel: "Axes", title: str, label: str, names: Sequence[str]) -> N
 
 
 def epoch_figure(results: Sequence[Result]) -> "Figure | None":
-    """Draw the validation score after each epoch, a line for each row: the mean over the seeds of its best point.
+    """Draw the validation scores after each epoch of the best point of each row; None without several epochs.
 
-    An epoch that only some seeds have, and runs whose history lacks the metric of their score, are left out.
-
-    Returns:
-        None if no run has the scores of several epochs.
+    Runs whose history lacks the metric of their score are left out.
     """
-    curves: dict[str, dict[str, list[float]]] = {}
+    curves: dict[str, dict[str, list[list[float]]]] = {}
     for name, task, cell in tabulate(results).cells:
         scores = [_epoch_scores(run) for run in cell.runs if not tested_on(run)]
-        means = [100 * fmean(of_epoch) for of_epoch in zip(*scores, strict=False)]
-        if len(means) > 1:
-            curves.setdefault(task, {})[name] = means
-    if not curves:
-        return None
-    names = list(dict.fromkeys(name for of_task in curves.values() for name in of_task))
+        if min(map(len, scores), default=0) > 1:
+            curves.setdefault(task, {})[name] = scores
+    return draw_epochs(curves) if curves else None
+
+
+def draw_epochs(
+    curves: Mapping[str, Mapping[str, Sequence[Sequence[float]]]],
+    ends: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+) -> "Figure":
+    """Draw scores per epoch, a panel for each title and a line for each name: means over seeds, with 95% intervals.
+
+    An epoch that only some seeds have is left out.
+
+    Args:
+        curves: scores of each seed, as fractions, by title and name.
+        ends: pairs of a layer and the number of epochs after which a schedule left it, by name; marked L1, L2, ...
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    names = list(dict.fromkeys(name for by_name in curves.values() for name in by_name))
     with style():
-        figure, axes = panels(len(curves), 3, width=3.6, height=3.0, sharey=False)
-        for panel, (task, of_task) in zip(axes, curves.items(), strict=True):
-            for name, means in of_task.items():
-                panel.plot(range(1, len(means) + 1), means, **_look(names.index(name)))
-            panel.set(title=task, xlabel="epoch")
-            panel.locator_params(axis="x", integer=True)
+        figure, axes = panels(len(curves), 3, width=4.8 if ends else 3.6, height=3.0, sharey=False)
+        for panel, (title, by_name) in zip(axes, curves.items(), strict=True):
+            marks: Counter[tuple[int, float]] = Counter()
+            for name, seeds in by_name.items():
+                spreads = [
+                    Spread.from_values([100 * score for score in scores]) for scores in zip(*seeds, strict=False)
+                ]
+                low, means, high = ([one.mean + sign * (one.interval or 0) for one in spreads] for sign in (-1, 0, 1))
+                epochs, look = range(1, len(spreads) + 1), _look(names.index(name))
+                panel.plot(epochs, means, **look)
+                panel.fill_between(epochs, low, high, color=look["color"], alpha=0.15, linewidth=0)
+                for layer, epoch in (ends or {}).get(name, ()):
+                    point = (epoch, means[epoch - 1])
+                    height = 5 + 10 * marks[point]  # stacks the labels where lines meet
+                    panel.annotate(f"L{layer}", point, (0, height), textcoords="offset points", **SMALL)
+                    marks[point] += 1
+            panel.set(title=title, xlabel="epoch")
+            panel.margins(y=0.12)
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         figure.supylabel("score × 100")
         figure.suptitle("Score after each epoch, mean over seeds")
         legend(figure, {name: {**_look(number), "linestyle": "-"} for number, name in enumerate(names)})

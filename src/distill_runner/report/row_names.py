@@ -1,5 +1,6 @@
 """What the rows of a table are called, and in which settings two runs differ: the words for parts of an identity."""
 
+import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -211,7 +212,7 @@ def _words(name: str, value: Any, result: Result) -> str:
     if name == "task.content":
         text = str(result.get("dataset"))
     elif leaf == "content" or (leaf == "source" and ":" in str(value)):  # a hash says nothing to a reader
-        return name
+        return re.sub(r"\.parts\.\d+", "", stem)
     elif leaf == "term":
         return f"{stem}: {str(value).replace('_', ' ')}"
     elif name in ("task.scored_on", "task.select_on") and isinstance(value, tuple):
