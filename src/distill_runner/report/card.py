@@ -17,8 +17,6 @@ from distill_runner.report.published import NOT_COMPARABLE
 
 CARD, SCORES = "README.md", ".eval_results"
 """Of a model's folder on the hub: its card, and the folder with its scores on benchmarks."""
-VECTORS = "sentence-similarity"
-"""The hub's name of what a model of vectors does."""
 NO_LICENSE = "License: not given. It depends on the licenses of the base model and of the data."
 
 
@@ -27,15 +25,19 @@ def model_card(result: Result) -> str:
 
     The front matter holds all metrics as they are defined. The text shows them times 100, without perplexity.
     """
-    text = template("card.md.jinja").render(
+    dataset, test = result["dataset"], result.get("test")
+    metrics = {"validation": result["metrics"]} | ({"test": test["metrics"]} if test else {})
+    return template("card.md.jinja").render(
         result=result,
         label=label(result),
         layers=quantity(result["student"]["num_layers"], "layer"),
-        tag=_pipeline_tag(result),
+        tag=result.get("pipeline_tag") or ("text-classification" if dataset else "fill-mask"),
+        repository=_repository(result),
+        metrics=metrics,
+        metric_type=hub_name,
         no_license=NO_LICENSE,
         not_comparable=NOT_COMPARABLE,
     )
-    return f"---\n{_front_matter(result).to_yaml()}\n---\n\n{text}"
 
 
 def score_files(result: Result) -> dict[str, str]:
@@ -119,38 +121,3 @@ def _repository(result: Result) -> str | None:
     """Return the dataset's id on the hub; None if it is a folder."""
     dataset = result["dataset"] or ""
     return dataset.partition("@")[0] if is_hub_id(dataset) else None
-
-
-def _pipeline_tag(result: Result) -> str:
-    """Return the hub's name of what the model does."""
-    return result.get("pipeline_tag") or ("text-classification" if result["dataset"] else "fill-mask")
-
-
-def _front_matter(result: Result) -> Any:
-    """Return the data of the card as the hub reads them, with the metrics on each split as entries of its index."""
-    from huggingface_hub import EvalResult, ModelCardData
-
-    base, test, dataset, tag = result.get("base_model"), result.get("test"), _repository(result), _pipeline_tag(result)
-    metrics = {"validation": result["metrics"]} | ({"test": test["metrics"]} if test else {})
-    return ModelCardData(
-        library_name="sentence-transformers" if tag == VECTORS else "transformers",
-        base_model=base,
-        base_model_relation="finetune" if base else None,
-        datasets=[dataset] if dataset else None,
-        pipeline_tag=tag,
-        tags=["knowledge-distillation", "distill-run", result["method"]],
-        model_name=f"{label(result)} {result['task']}",
-        eval_results=[
-            EvalResult(
-                task_type=tag,
-                dataset_type=without_paths(result["dataset"] or result["task"]),
-                dataset_name=result["task"],
-                dataset_split=split,
-                metric_type=hub_name(name),
-                metric_name=name,
-                metric_value=float(value),
-            )
-            for split, of_split in metrics.items()
-            for name, value in of_split.items()
-        ],
-    )

