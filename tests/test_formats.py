@@ -158,6 +158,12 @@ def test_the_command_writes_every_format(tmp_path: Path, name: str) -> None:
     assert "cola" not in text
 
 
+def test_the_command_splits_a_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_subcommand("table", [str(runs_folder(tmp_path)), "--task", "rte", "--split", "optim.lr"])
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("alp")]
+    assert rows == [f"alp all, optim.lr {lr}" for lr in ("1e-05", "2e-05", "5e-05")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

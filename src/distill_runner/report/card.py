@@ -27,7 +27,7 @@ def model_card(result: Result) -> str:
     """
     dataset, test = result["dataset"], result.get("test")
     metrics = {"validation": result["metrics"]} | ({"test": test["metrics"]} if test else {})
-    return template("card.md.jinja").render(
+    text = template("card.md.jinja").render(
         result=result,
         label=label(result),
         layers=quantity(result["student"]["num_layers"], "layer"),
@@ -38,6 +38,7 @@ def model_card(result: Result) -> str:
         no_license=NO_LICENSE,
         not_comparable=NOT_COMPARABLE,
     )
+    return str(_parsed(text))  # the front matter as the hub writes it
 
 
 def score_files(result: Result) -> dict[str, str]:

@@ -42,7 +42,6 @@ class Identity:
         stages: names of these stages, nearest first, without the student.
         upstream: names of all stages upstream of the student, those of its teachers too.
         terms: names of the student's loss terms.
-        origins: what the weights of the student and of its first teacher come from, by ``source`` and ``teacher``.
     """
 
     row: Settings = field(default_factory=dict)
@@ -51,7 +50,6 @@ class Identity:
     stages: tuple[str, ...] = ()
     upstream: frozenset[str] = frozenset()
     terms: frozenset[str] = frozenset()
-    origins: Settings = field(default_factory=dict)
 
 
 def recorded_identity(stage: "Stage", conditions: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +76,6 @@ def identity_of(result: Result) -> Identity | None:
         stages=tuple(names[key] for key in own[1:]),
         upstream=frozenset(names.values()) - {names[student]},
         terms=frozenset(specs[student]["method"]),
-        origins=_origins(names, own, specs),
     )
     for key, stage in names.items():
         prefix = "" if key == student else f"{stage}."
@@ -124,22 +121,6 @@ def _own_stages(student: str, specs: Specs) -> list[str]:
             teachers.add(key)
             queue += upstream_keys(specs[key])
     return [key for key in chain if key not in teachers]
-
-
-def _origins(names: Mapping[str, str], own: Sequence[str], specs: Specs) -> Settings:
-    def weights(key: str) -> Any:
-        model, members = specs[key].get("model", {}), specs[key].get("members")
-        if upstream := model.get("upstream"):
-            return weights(upstream)
-        return tuple(map(weights, members)) if members else _hashable(model.get("content") or model.get("architecture"))
-
-    # The stage itself, whether or not it is also the teacher's: students of one stage have one origin.
-    upstream = specs[own[0]].get("model", {}).get("upstream")
-    origins = {"source": names[upstream] if upstream else weights(own[0])}
-    teacher = next((key for stage in own if (key := specs[stage].get("teacher"))), None)
-    while teacher and (assisted := specs[teacher].get("teacher")):
-        teacher = assisted
-    return origins | ({"teacher": (specs[teacher]["kind"], weights(teacher))} if teacher else {})
 
 
 def _stage_settings(spec: Spec, names: Mapping[str, str], result: Result) -> Iterator[tuple[str, str, Any]]:

@@ -176,17 +176,17 @@ def _facets(result: Result, identity: Identity | None) -> Facets:
     student, data, identity = result.get("student") or {}, data_of(result), identity or Identity()
     facets: Facets = {}
     if source := student.get("source"):
-        origin = identity.origins.get("source", source)
-        words = f"from the fine-tuned {source}" if origin == TEACHER else f"from {source}"
-        stage = source.removeprefix("stage:")
-        facets["source"] = Facet(origin, words if stage == source else f"after {stage}")
+        words = f"from {source}".replace("from stage:", "after ")
+        if identity.row.get("model.source") == TEACHER:
+            words = f"from the fine-tuned {source}"
+        facets["source"] = Facet(words, words)
     if (depth := student.get("num_layers")) is not None:
         facets["num_layers"] = Facet(depth, quantity(depth, "layer"))
     for name in ("width", "init"):
         if student.get(name) is not None:
             facets[name] = Facet(student[name], f"{name} {student[name]}")
     if teacher := result.get("teacher"):
-        facets["teacher"] = Facet(identity.origins.get("teacher", teacher), f"teacher {teacher}")
+        facets["teacher"] = Facet(teacher, f"teacher {teacher}")
     for name in ("config", "revision"):
         if name in data:
             facets[name] = Facet(data[name], OF_TASK[name].format(format_value(data[name])))
