@@ -80,12 +80,12 @@ def select_results(folders: Sequence[Path], filters: Mapping[str, Sequence[str] 
 
 def read_result(folder: Path) -> Result | None:
     """Return the result of one run folder; None if the folder holds no complete result."""
+    if not _has_files(folder):
+        return None
     content = status.read_run(folder)
     if content is not None and (problem := _problem(content, folder)) is None:
         return {**content, "folder": str(folder)}
-    if _has_files(folder):
-        problem = "it holds no complete result of a run" if content is None else problem
-        log.warning("%s is left out: %s", folder, problem)
+    log.warning("%s is left out: %s", folder, problem if content else "it holds no complete result of a run")
     return None
 
 

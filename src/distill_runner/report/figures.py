@@ -5,9 +5,11 @@ and are shown times 100. Equal results give equal bytes with the same version of
 when something is drawn.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from importlib.resources import files
 from itertools import product, takewhile
 from math import ceil, isclose, isfinite
 from pathlib import Path
@@ -30,30 +32,10 @@ if TYPE_CHECKING:
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's colors, which color-blind readers can distinguish (without their yellow, which is too pale)."""
 SMALL: dict[str, Any] = {"fontsize": 7, "color": "0.35", "ha": "center"}
-MEASURED, PRINTED = COLORS[:2]
-ONE, MEAN, BEST, PUBLISHED, REFERENCE, TEACHER = (
-    "one run",
-    "mean over seeds, 95% interval",
-    "best of a search",
-    "published",
-    "published; other teacher",
-    "teacher",
-)
-MARKS: dict[str, dict[str, Any]] = {
-    ONE: {"marker": "o", "markerfacecolor": "white", "color": MEASURED, "linestyle": ""},
-    MEAN: {"marker": "o", "color": MEASURED, "linestyle": ""},
-    BEST: {"marker": "^", "color": MEASURED, "linestyle": ""},
-    PUBLISHED: {"marker": "D", "color": PRINTED, "linestyle": ""},
-    REFERENCE: {"marker": "D", "markerfacecolor": "white", "color": PRINTED, "linestyle": ""},
-    TEACHER: {"color": "0.5", "linestyle": "--", "linewidth": 1},
-}
-CONCLUSIONS: dict[str, dict[str, Any]] = {
-    "better": {"marker": "^", "color": COLORS[2], "linestyle": ""},
-    "worse": {"marker": "v", "color": COLORS[1], "linestyle": ""},
-    "the same": {"marker": "s", "color": COLORS[0], "linestyle": ""},
-    "undecided": {"marker": "o", "markerfacecolor": "white", "color": "0.3", "linestyle": ""},
-}
-"""Marks of a comparison by its conclusion, see ``compare``."""
+MEASURED = COLORS[0]
+MARKS, CONCLUSIONS = json.loads(files("distill_runner.report").joinpath("marks.json").read_text("utf-8")).values()
+"""Marks of scores by what they are, and of a comparison by its conclusion, see ``compare``."""
+ONE, MEAN, BEST, PUBLISHED, REFERENCE, TEACHER = MARKS
 BAND = "0.93"
 """Gray of a margin."""
 MARKERS = "osD^vP*X"

@@ -53,27 +53,6 @@ def _mean_best(seeds: Scores, rung: int | None = None) -> float:
     return fmean(max(values[:rung]) for values in seeds)
 
 
-def replay(scores: Sequence[Scores], num_epochs: int, factor: int) -> tuple[int, float]:
-    """Simulate halving on the finished points of one cell of a table.
-
-    Args:
-        scores: scores of all epochs of each setting. A point that stopped early has fewer than others.
-        num_epochs: epochs that the points are configured for.
-    Returns:
-        The number of epochs that halving trains, and the best score that it finds, a mean over seeds.
-    """
-    remaining, trained, previous = [*scores], 0, 0
-    for rung in rungs(num_epochs, factor):
-        trained += _epochs(remaining, previous, rung)
-        remaining, previous = [remaining[number] for number in survivors(remaining, rung, factor)], rung
-    return trained + _epochs(remaining, previous), max(map(_mean_best, remaining))
-
-
-def _epochs(scores: Sequence[Scores], first: int = 0, end: int | None = None) -> int:
-    """Return the number of epochs that were trained, among those from ``first`` to before ``end``."""
-    return sum(len(values[first:end]) for seeds in scores for values in seeds)
-
-
 def by_cell(points: Iterable[GridPoint]) -> list[Cell]:
     """Group the points by cell of the table. Points of a cell differ only in the student's own hyper-parameters."""
     by_key = {point.key: point for point in points if point.stage is not None}
@@ -151,16 +130,12 @@ def _scores(point: GridPoint) -> Sequence[float]:
 
 
 def halving_report(cell: Cell, factor: int) -> str:
-    """Return a line on the epochs that halving saves in a cell and, if all points are done, the score that it loses."""
-    scores = [[values for point in setting if (values := _scores(point))] for setting in cell]
-    names = cell[0][0].names
-    head = f"halving by {factor}, {label(names)} on {names['task']}"
+    """Return a line on the epochs that halving saves in a cell."""
     points = [point for setting in cell for point in setting]
-    if all(point.result()["status"] == "done" for point in points):
-        (trained, best), total = replay(scores, _num_epochs(points[0]), factor), _epochs(scores)
-        scores_text = f"best {100 * best:.2f} with halving, {100 * max(map(_mean_best, scores)):.2f} without"
-        share = f"{trained} of {quantity(total, 'epoch')}"
-        return f"{head}: {share} ({100 * (1 - trained / total):.0f} % saved), {scores_text}"
-    trained = _epochs(scores)
-    total = sum(len(_scores(point)) if point.result()["status"] == "done" else _num_epochs(point) for point in points)
-    return f"{head}: {trained} of {quantity(total, 'epoch')} trained ({100 * (1 - trained / total):.0f} % saved)"
+    trained = [len(_scores(point)) for point in points]
+    states = [point.result()["status"] for point in points]
+    total = sum(
+        n if state == "done" else _num_epochs(one) for n, state, one in zip(trained, states, points, strict=True)
+    )
+    share = f"{sum(trained)} of {quantity(total, 'epoch')} trained ({100 * (1 - sum(trained) / total):.0f} % saved)"
+    return f"halving by {factor}, {label(points[0].names)} on {points[0].names['task']}: {share}"
