@@ -119,7 +119,7 @@ def test_other_stages_data_and_routes_make_rows_and_seeds_do_not() -> None:
     assert list(rows) == [
         "alp all, distil.relations.heads 48",
         "alp all, distil.relations.heads 12",
-        "alp all, share 0.5, distil.relations.heads 48",
+        "alp all, distil.relations.heads 48, share 0.5",
     ]
     assert [(of.kind, of.value, len(of.points), len(of.unfinished)) for of in rows.values()] == [
         ("", 70, 1, 0),

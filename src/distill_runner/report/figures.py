@@ -7,7 +7,7 @@ when something is drawn.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.resources import files
 from itertools import product, takewhile
@@ -18,8 +18,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import UserError
-from distill_runner.report.collect import Result, is_scored, label, scored_on, settings, tested_on
-from distill_runner.report.frame import column_of, tabulate
+from distill_runner.report.collect import Result, is_scored, scored_on, settings, tested_on
+from distill_runner.report.frame import column_of, frame, tabulate
 from distill_runner.report.statistics import Spread
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
         figures["curves"] = curves
     for task in dict.fromkeys(result["task"] for result in done):
         runs = searches([result for result in done if result["task"] == task])
-        if names := varying(runs):
+        if names := [*runs.columns[4:]]:
             figures[f"hyper-parameters-{task}"] = hyper_parameter_figure(runs)
         temperature = next((name for name in names if name.endswith(".temperature")), None)
         if temperature and RATE in names:
@@ -229,35 +229,22 @@ def comparison_figure(comparisons: Sequence["Comparison"]) -> "Figure":
 # --- Hyper-parameters
 
 
-def hyper_parameters(result: Result) -> dict[str, float]:
-    """Return the numeric settings of a run, by their names in tables.
+def searches(results: Iterable[Result]) -> "pd.DataFrame":
+    """Return the frame of the runs with the numeric settings that take several values among the runs of a method.
 
-    If the weights of the loss terms sum to 1, the first follows from the others (ALP-KD's beta) and is left out.
+    If the weights of the loss terms sum to 1, the first follows from the others (ALP-KD's beta) and is left out; so are
+    settings of a stage that equal the student's in every run.
     """
-    numbers = {name: float(value) for name, value in settings(result).items() if type(value) in (int, float)}
-    weights = [name for name in numbers if name.endswith(".weight") and name.count(".") == 1]
-    if len(weights) > 1 and isclose(sum(numbers[name] for name in weights), 1):
-        del numbers[weights[0]]
-    return numbers
-
-
-def searches(results: Sequence[Result]) -> "pd.DataFrame":
-    """Return a row for each run: its method as ``label``, task, metric, score, and its hyper-parameters."""
-    import pandas as pd
-
-    names = [{"label": label(run), "task": run["task"], "metric": run["metric"]} for run in results]
-    scores = [{"score": 100 * run["score"], **hyper_parameters(run)} for run in results]
-    return pd.DataFrame([name | score for name, score in zip(names, scores, strict=True)])
-
-
-def varying(runs: "pd.DataFrame") -> list[str]:
-    """Return the hyper-parameters of ``searches`` that take several values among the runs of at least one method.
-
-    Those of a stage that equal the student's in every run are left out.
-    """
-    names = [name for name in runs.columns[4:] if not runs[name].equals(runs.get(name.partition(".")[2]))]
-    counts = runs.groupby("label")[names].nunique().max()
-    return [name for name in names if counts[name] > 1]
+    runs = frame(results)
+    names = [name for run in results for name, value in settings(run).items() if type(value) in (int, float)]
+    weights = [name for name in dict.fromkeys(names) if name.endswith(".weight") and name.count(".") == 1]
+    if len(weights) > 1 and all(isclose(total, 1) for total in runs[weights].sum(axis=1)):
+        names = [name for name in names if name != weights[0]]
+    copies = {name for name in names if runs[name].equals(runs.get(name.partition(".")[2]))}
+    counts = runs.groupby("label")[[*dict.fromkeys(names)]].nunique().max()
+    return runs[
+        ["label", "task", "metric", "score", *(name for name in counts[counts > 1].index if name not in copies)]
+    ]
 
 
 def hyper_parameter_figure(runs: "pd.DataFrame") -> "Figure":
@@ -266,7 +253,7 @@ def hyper_parameter_figure(runs: "pd.DataFrame") -> "Figure":
     For each method a solid line joins the best runs at each value, and a dashed line joins the medians. Both are taken
     over the other hyper-parameters and the seeds, so neither line is a mean over seeds.
     """
-    names, methods = varying(runs), {method: _look(number) for number, method in enumerate(runs["label"].unique())}
+    names, methods = runs.columns[4:], {method: _look(number) for number, method in enumerate(runs["label"].unique())}
     with style():
         figure, axes = panels(len(names), 3, width=3.6, height=3.0)
         for panel, name in zip(axes, names, strict=True):

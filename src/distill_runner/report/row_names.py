@@ -111,7 +111,7 @@ def differences(first: Result, second: Result) -> list[str]:
     stages = one.upstream | other.upstream
     skipped = (one.terms ^ other.terms) | (one.upstream ^ other.upstream)
     skipped |= {"teacher_stage"} if skipped & stages else frozenset()  # one side has no teacher, or another one
-    names = [name for name in _merged_order((a_facets, b_facets)) if name.partition(".")[0] not in skipped]
+    names = [name for name in {**a_facets, **b_facets} if name.partition(".")[0] not in skipped]
     groups = [{name.partition(".")[0] for name in side} for side in (a_facets, b_facets)]
     one_sided = (groups[0] ^ groups[1]) - {name for name in names if "." not in name}
     texts = list[str]()
@@ -135,25 +135,15 @@ def _names(rows: Mapping[RowKey, Facets]) -> dict[RowKey, str]:
         shared = {*overall, *_separating(of_task, [*OVERALL, *OF_TASK], ignore_absent=True)}
         for method in dict.fromkeys(row.method for row in of_task):
             of_method = {row: facets for row, facets in of_task.items() if row.method == method}
-            order = _merged_order([OVERALL, *of_method.values()])
-            data_first = sorted(order, key=lambda name: name == "budget")  # which often follows from the data
-            separating = shared | {*_separating(of_method, data_first)}
+            order = dict.fromkeys(name for facets in of_method.values() for name in facets)
+            budget_last = sorted(
+                (*OVERALL, *order), key=lambda name: name == "budget"
+            )  # it often follows from the data
+            separating = shared | {*_separating(of_method, budget_last)}
             in_order = [name for name in dict.fromkeys((*OVERALL, *OF_TASK, *order)) if name in separating]
             for row, facets in of_method.items():
                 names[row] = ", ".join([method, *(facets[name].words for name in in_order if name in facets)])
     return names
-
-
-def _merged_order(sequences: Iterable[Iterable[str]]) -> list[str]:
-    """Return all names, each behind the name that it follows in the first sequence that has it."""
-    order: list[str] = []
-    for names in sequences:
-        place = 0
-        for name in names:
-            if name not in order:
-                order.insert(place, name)
-            place = order.index(name) + 1
-    return order
 
 
 def _separating(rows: Mapping[RowKey, Facets], candidates: Iterable[str], ignore_absent: bool = False) -> list[str]:
