@@ -89,9 +89,9 @@ def test_lines_join_best_and_median_at_each_value() -> None:
     assert [panel.get_xlabel() for panel in figure.axes] == VARIED
     assert (by_lr.get_xscale(), by_temperature.get_xscale()) == ("log", "linear")
     rkd = [line for line in by_temperature.lines if line.get_color() == by_temperature.lines[0].get_color()]
-    every, best, medians = (np.asarray(line.get_ydata()).tolist() for line in rkd)
+    points, best, medians = (np.asarray(line.get_ydata()).tolist() for line in rkd)
     low = [55, 58, 60, 63]  # T = 1: 50 + (2 or 5) + 1 + (2 or 7)
-    assert sorted(every) == pytest.approx([*low, 64, 67, 69, 72])
+    assert sorted(points) == pytest.approx([*low, 64, 67, 69, 72])
     assert best == pytest.approx([63, 72])
     assert medians == pytest.approx([59, 68])
     assert len(by_eta.lines) == 3, "nkd has no such weight"

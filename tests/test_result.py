@@ -158,8 +158,8 @@ LABELS = [0, 1, 1, 0, 1, 2]
 @pytest.mark.parametrize(
     ("train", "labels", "share", "match"),
     [
-        (20, LABELS, 1.0, "whole"),
-        (20, [5, 3, 3, 5, 3, 4], 1.0, "whole"),  # classes in another order
+        (20, LABELS, 1.0, "complete"),
+        (20, [5, 3, 3, 5, 3, 4], 1.0, "complete"),  # classes in another order
         (20, LABELS[:5], 1.0, "other"),  # another number of examples
         (20, [0, 1, 1, 0, 0, 2], 1.0, "other"),  # the same number, of another dataset
         (19, LABELS, 1.0, "part"),
@@ -182,4 +182,4 @@ def test_published_numbers_stand_beside_the_data_of_their_paper(
     pipeline: Any = SimpleNamespace(inputs=inputs)
     numbers = _Numbers(run, rte, pipeline, {"validation": {"accuracy": 0.5}}, {}).of_quantity(RTE)
     assert numbers["data_match"] == match
-    assert (numbers["published"] or {}).get("comparable") == {"whole": True, "part": False, "other": None}[match]
+    assert (numbers["published"] or {}).get("comparable") == {"complete": True, "part": False, "other": None}[match]

@@ -346,7 +346,7 @@ def _in_columns(result: Result) -> Iterator[Result]:
         "selection": {"on": column, "score": result.get("score"), **selection},
     }
 
-    def whole(entry: Result, splits: Iterable[str], suffix: str) -> Iterator[Result]:
+    def with_other_metrics(entry: Result, splits: Iterable[str], suffix: str) -> Iterator[Result]:
         """Yield the entry of all splits, and a copy for each other metric of it that a paper prints."""
         mean = {"average": AVERAGE + suffix, "mean_of": [f"{task}_{name}{suffix}" for name in splits]}
         yield {**entry, "of_task": task, "task": f"{task}{suffix}", **mean}
@@ -360,14 +360,14 @@ def _in_columns(result: Result) -> Iterator[Result]:
                 "selection": chosen_by,
             }
 
-    yield from whole(result, scored_on(result), suffix)
+    yield from with_other_metrics(result, scored_on(result), suffix)
     if not is_scored(result):
         return
     for name, numbers in (result.get("splits") or {}).items():
         yield {**part, **numbers, "split": name, "task": f"{task}_{name}{suffix}"}
     if test:
         splits, suffix = test["splits"], f"{suffix} {TEST}"
-        yield from whole({**part, **test, "splits": {}, "tested_on": splits}, splits, suffix)
+        yield from with_other_metrics({**part, **test, "splits": {}, "tested_on": splits}, splits, suffix)
         for name in test["columns"]:
             numbers = {**splits[name], "metric": test["metric"], "split": name, "tested_on": {name: splits[name]}}
             yield {**part, **numbers, "task": f"{task}_{name}{suffix}"}
@@ -412,5 +412,5 @@ def _teacher_numbers(run: Result) -> dict[str, Any]:
     quantity = published.Quantity(run["of_task"], splits, run["metric"], is_test, "split" in run)
     model = published.ScoredModel(**teacher, teacher=run["teacher"], teacher_type=teacher.get("model_type"))
     printed = published.find(TEACHER, quantity, model, papers=papers)
-    whole = {"comparable": printed.comparable and run.get("data_match") != published.PART} if printed else {}
-    return {"value": score} | _printed(printed and {**printed.model_dump(), **whole}, score)
+    comparable = {"comparable": printed.comparable and run.get("data_match") != published.PART} if printed else {}
+    return {"value": score} | _printed(printed and {**printed.model_dump(), **comparable}, score)

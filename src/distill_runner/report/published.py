@@ -39,7 +39,7 @@ FRESH_TYPE = "bert"
 """Type of the students with new weights, whatever their teacher is."""
 AVERAGE, MISMATCHED = "average", "mismatched"
 NOT_COMPARABLE = "its teacher differs, the run trained on a part of the data, or the paper names no metric or split"
-WHOLE, PART, OTHER = "whole", "part", "other"
+COMPLETE, PART, OTHER = "complete", "part", "other"
 """Data of a run: those that papers score and train on, a part of the training examples, or other examples."""
 
 

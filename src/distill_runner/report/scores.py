@@ -20,9 +20,9 @@ from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
 from distill_runner.report.published import (
+    COMPLETE,
     OTHER,
     PART,
-    WHOLE,
     Published,
     Quantity,
     ScoredModel,
@@ -162,7 +162,7 @@ class _Numbers:
         is_part = {*trained} != {1.0} or any(parse_split(train)[1] for train in trained.values())
         if not stage.config.transfer:
             is_part |= is_part_of_training(task.name, inputs.split(stage, task.train).num_examples)
-        return PART if is_part else WHOLE
+        return PART if is_part else COMPLETE
 
 
 def _by_split(task: Task, metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
