@@ -86,7 +86,7 @@ ASSISTED = ("method=takd", "assistant.num_layers=3")
     ("overrides", "change", "names"),
     few_fast(
         [
-            (("method=rkd",), "student.init.source=finetuned", ["from tiny_bert", "from the fine-tuned tiny_bert"]),
+            (("method=rkd",), "student.init.source=finetuned", ["from the fine-tuned"]),
             (("method=rkd",), "optim.patience=3", ["optim.patience"]),
             (("method=rkd",), "optim.accumulation=2", ["optim.accumulation"]),
             (("method=rkd",), "optim.bucketing=true", ["optim.bucketing"]),
