@@ -3,17 +3,20 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import classification_report
 
 from distill_runner.common.terminal import AccountLine
 from distill_runner.pipeline.account import account_of_run
 from distill_runner.report.formats import result_row
 from distill_runner.running import run_stage
+from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.split_account import SplitAccount, data_line, example_hashes, length_counts, lengths_line
 from helpers.built_runs import Run
 from helpers.small_runs import Compose
@@ -211,6 +214,21 @@ def test_a_run_whose_student_predicts_one_class_says_so(
     assert any("is predicted for all" in warning for warning in scores[0]["warnings"])
     assert scores[0]["undefined"] == {"validation": {"matthews": "one class is predicted for all examples"}}
     assert "undefined" in result_row(result)
+
+
+def test_classes_that_are_never_predicted_are_named() -> None:
+    """With the scores of each class, as scikit-learn's report has them."""
+    options = {"name": "t", "dataset": "d", "columns": ["text"], "validation": {"validation": "validation"}}
+    options |= {"labels": ["a", "b", "c"], "metrics": ["accuracy"], "max_length": 8}
+    task = ClassificationTask(**options, label="label", epochs=1)
+    labels = np.array([0, 0, 1, 1, 2])
+    outputs, split = np.eye(3)[[0, 0, 0, 1, 1]], SimpleNamespace(labels=labels)
+    assert task.prediction_warnings(outputs, split) == ["the student never predicts c (1 example)"]
+    assert task.prediction_warnings(np.eye(3)[labels], split) == []
+    shown = {"target_names": task.labels, "output_dict": True, "zero_division": 0}
+    report = classification_report(labels, outputs.argmax(axis=1), **shown)
+    for name, row in task.scores_by_class(outputs, split).items():
+        assert row == pytest.approx({key.removesuffix("-score"): value for key, value in report[name].items()})
 
 
 def test_a_folder_holds_one_student(compose: Compose, tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 """Use distill-run from Python: compose a run, run it, and read results as a data frame, a table or a figure.
 
-Overrides are written as on the command line, one string each: ``compose("task=rte", "method=alp", "seed=1")``.
+Overrides are written as on the command line, or as a mapping: ``compose("task=rte method=alp", {"seed": 1})``.
 """
 
+import json
 import logging
 import os
+import re
+import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from distill_runner.common.errors import UserError
@@ -22,10 +27,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Overrides = str | Mapping[str, Any]
+"""Overrides in a text, ``"task=rte method=alp"``, or as a mapping, ``{"optim.lr": 2e-5}``."""
 DEFAULT_STORE = "outputs/store"
 """Value of ``store.dir`` that nobody has set."""
 
-__all__ = ["RunResult", "compare", "compose", "figure", "frame", "results", "run", "table"]
+__all__ = ["RunResult", "compare", "compose", "figure", "frame", "results", "run", "sweep", "table"]
 
 
 class RunResult(TypedDict, total=False):
@@ -64,15 +71,36 @@ class RunResult(TypedDict, total=False):
     """Of a plan: name, key, and whether the store has it, of all that the run is made from."""
 
 
-def compose(*overrides: str) -> "RunConfig":
+def override_list(overrides: Sequence[Overrides]) -> list[str]:
+    """Return overrides as the command line takes them, one string each.
+
+    >>> override_list(["task=rte method=alp", {"seed": 1, "task.test": None, "task.columns": ["a", "b"]}])
+    ['task=rte', 'method=alp', 'seed=1', 'task.test=null', 'task.columns=[a,b]']
+    """
+    typed = []
+    for part in overrides:
+        if isinstance(part, str):
+            typed += re.split(r"\s+(?=[+~]{0,2}[\w./@]+=)", part.strip())
+        else:
+            typed += [f"{key}={_override_value(value)}" for key, value in part.items()]
+    return typed
+
+
+def _override_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_override_value, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def compose(*overrides: Overrides) -> "RunConfig":
     """Return the typed configuration of a run.
 
     Args:
-        overrides: overrides as on the command line, one string each.
+        overrides: overrides as on the command line: texts of one or several, or mappings of keys to values.
     Raises:
         UserError: the command line would refuse an override, with the same message; or the overrides are a sweep.
     """
-    return _typed(overrides)[1]
+    return _typed(override_list(overrides))[1]
 
 
 def _typed(overrides: Sequence[str]) -> "tuple[DictConfig, RunConfig]":
@@ -105,7 +133,7 @@ def _typed(overrides: Sequence[str]) -> "tuple[DictConfig, RunConfig]":
         raise user_facing_error(error, config, overrides) from error
 
 
-def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True) -> RunResult:
+def run(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool = True) -> RunResult:
     """Train what the overrides ask for, as ``distill-run`` does. Stages that are in the store are not trained again.
 
     >>> result = run("experiment=demo_methods", "method=rkd", "plan=true")  # doctest: +SKIP
@@ -113,7 +141,7 @@ def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True)
     [('pretrain', False), ('teacher', False), ('targets', False), ('student', False)]
 
     Args:
-        overrides: overrides as on the command line, one string each.
+        overrides: as for ``compose``.
         outputs: folder that receives ``runs/<name>`` and, unless ``store.dir`` or ``DISTILL_STORE_DIR`` is set, the
             ``store``.
         progress: print what the command line prints, unless the program has set up ``logging`` itself.
@@ -132,14 +160,15 @@ def run(*overrides: str, outputs: Path | str = "outputs", progress: bool = True)
     from distill_runner.running import run_stage
 
     outputs = Path(outputs).absolute()
-    all_overrides = [*overrides]
+    typed_overrides = override_list(overrides)
+    all_overrides = [*typed_overrides]
     config, typed = _typed(all_overrides)
     if config.store.dir == DEFAULT_STORE and not os.environ.get("DISTILL_STORE_DIR"):
         all_overrides.append(f"store.dir={outputs / 'store'}")
         config, typed = _typed(all_overrides)
     folder = outputs / "runs" / run_key(_root_=config)
     try:
-        for line in unread_settings(config, typed, overrides):
+        for line in unread_settings(config, typed, typed_overrides):
             log.warning("warning: %s", line)
         with _printed_log(progress):
             outcome = run_stage(typed, folder, resolved_settings(config))
@@ -168,6 +197,35 @@ def _printed_log(progress: bool) -> Iterator[None]:
     finally:
         package.removeHandler(handler)
         package.setLevel(level)
+
+
+def sweep(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool = True) -> "pd.DataFrame":
+    """Train a grid, as ``distill-run -m`` does in a process of its own, and return the frame of its runs.
+
+    >>> sweep("experiment=demo_methods method=nkd,rkd", {"seed": "1,2"})[["method", "seed", "score"]]  # doctest: +SKIP
+
+    Args:
+        overrides: as for ``compose``; several values of a key are separated by commas.
+        outputs, progress: as for ``run``; ``progress`` prints line by line.
+    Raises:
+        UserError: the command refuses the grid.
+    """
+    outputs = Path(outputs).absolute()
+    command = [sys.executable, "-m", "distill_runner", "-m", f"hydra.sweep.dir={outputs / 'runs'}"]
+    environment = {**os.environ, "DISTILL_STORE_DIR": os.environ.get("DISTILL_STORE_DIR") or str(outputs / "store")}
+    lines = deque[str](maxlen=2)
+    command += override_list(overrides)
+    with Popen(command, stdout=PIPE, stderr=STDOUT, text=True, encoding="utf-8", env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if progress:
+                print(line, end="")
+    records = sorted((outputs / "sweeps").glob("*/sweep.json"), key=lambda file: file.stat().st_mtime)
+    if process.returncode > 1 or not records:
+        raise UserError("sweep", None, "\n  ".join(lines))
+    points = json.loads(records[-1].read_text(encoding="utf-8"))["points"]
+    return frame(result for point in points if (result := read_result(Path(point["folder"]))) is not None)
 
 
 def results(*folders: Path | str) -> list[RunResult]:

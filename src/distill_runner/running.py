@@ -42,6 +42,7 @@ from distill_runner.report.result import (
     stage_assumptions,
 )
 from distill_runner.report.scores import TEACHER, scores_of_teacher
+from distill_runner.tasks.classification import MAX_CLASSES
 from distill_runner.tasks.splits import OPTIONAL
 from distill_runner.tracking.trackers import Tracker, TrackerConfig, open_tracker
 from distill_runner.training.devices import available_cpus, memory_errors
@@ -256,6 +257,7 @@ class _Run:
         result = run_result(self.config, self.stage, self.pipeline, folder)
         result["assumptions"] = [*self._assumptions_of_files(), *result["assumptions"]]
         account, scores = self._account(is_new), [*self._score_lines(artifact)]
+        scores += self._class_lines(result["by_class"])
         log_account(scores if is_new else [*account, *scores])
         result["account"] = [
             {"topic": line.topic, "text": line.text, "warnings": list(line.warnings), **line.details}
@@ -284,6 +286,15 @@ class _Run:
         if warnings:
             text = "undefined metrics count as 0" if undefined else "see the warning"
             yield AccountLine("scores", text, tuple(warnings), {"undefined": undefined})
+
+    def _class_lines(self, by_class: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[AccountLine]:
+        """Yield a line with the F1 of each class of the first split; the lowest ones of many classes."""
+        for split, rows in [*by_class.items()][:1]:
+            lowest = sorted(rows, key=lambda name: rows[name]["f1"])[:MAX_CLASSES]
+            classes = [
+                f"{name} {100 * row['f1']:.1f} ({row['support']:,})" for name, row in rows.items() if name in lowest
+            ]
+            yield AccountLine("by class", f"F1 x 100 and number in {split}: {', '.join(classes)}")
 
     def _save_outputs(self, artifact: Path) -> None:
         """Save predictions on the validation and test splits, for paired tests, and the first split's pictures."""

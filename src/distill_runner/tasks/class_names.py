@@ -93,3 +93,16 @@ def names_of_scores(task: Any) -> list[str]:
     while all(len(own) > shared + 2 and own[shared] == parts[0][shared] for own in parts):  # the last part is empty
         shared += 1
     return ["".join(own[shared:]) for own in parts]
+
+
+def class_scores(names: Sequence[str], labels: np.ndarray, predicted: np.ndarray) -> dict[str, dict[str, float]]:
+    """Return precision, recall, F1 and number of examples of each class, as scikit-learn computes them.
+
+    Args:
+        labels, predicted: class indices, (N,), or 0 and 1 of each of C labels, (N, C).
+    """
+    from sklearn.metrics import precision_recall_fscore_support
+
+    scores = precision_recall_fscore_support(labels, predicted, labels=range(len(names)), zero_division=0.0)
+    rows = zip(names, *(column.tolist() for column in scores), strict=True)
+    return {name: dict(zip(("precision", "recall", "f1", "support"), row, strict=True)) for name, *row in rows}

@@ -13,7 +13,7 @@ from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.datasets.readers.tables import SplitTable, listed_names, read_table
 from distill_runner.models.config import normalized_label
-from distill_runner.tasks.class_names import balanced_weights
+from distill_runner.tasks.class_names import balanced_weights, class_scores
 from distill_runner.tasks.columns import MIN_ROWS, as_int, is_blank
 from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.text import TextTask
@@ -77,10 +77,22 @@ class ClassificationTask(TextTask):
         return Classes(None if isinstance(self.class_weights, str) else self.class_weights)
 
     def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
-        predicted = np.unique(outputs.argmax(axis=1))
-        if len(predicted) > 1 or len(np.unique(np.asarray(split.labels))) < 2:
-            return []
-        return [f"the student predicts {self.names[predicted[0]]} for all {len(outputs):,} examples"]
+        predicted, actual = self._counts(outputs, split)
+        if len(labels := actual.nonzero()[0]) > 1 and len(only := predicted.nonzero()[0]) == 1:
+            return [f"the student predicts {self.names[only[0]]} for all {len(outputs):,} examples"]
+        missing = labels[predicted[labels] == 0]
+        never = [f"{self.names[label]} ({quantity(actual[label], 'example', ',')})" for label in missing]
+        rest = f" and {len(never) - MAX_CLASSES:,} more" if len(never) > MAX_CLASSES else ""
+        return [f"the student never predicts {', '.join(never[:MAX_CLASSES])}{rest}"] if never else []
+
+    def _counts(self, outputs: np.ndarray, split: "Split") -> tuple[np.ndarray, np.ndarray]:
+        """Return how often each class is predicted, and how often it is in the data, (C,)."""
+        labels = np.asarray(split.labels)
+        columns = outputs.argmax(axis=1), labels[labels >= 0]
+        return tuple(np.bincount(column, minlength=len(self.names)) for column in columns)
+
+    def scores_by_class(self, outputs: np.ndarray, split: "Split") -> dict[str, dict[str, float]]:
+        return class_scores(self.names, np.asarray(split.labels), outputs.argmax(axis=1))
 
     # Labels
 

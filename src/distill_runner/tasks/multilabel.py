@@ -11,12 +11,14 @@ from distill_runner.datasets.metrics import MULTILABEL_METRICS
 from distill_runner.datasets.readers.table import is_missing
 from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.models.config import normalized_label
+from distill_runner.tasks.class_names import class_scores
 from distill_runner.tasks.columns import as_int, is_empty, typed_values
 from distill_runner.tasks.decoding import LabelSet
 from distill_runner.tasks.printed import printed_list
 from distill_runner.tasks.text import TextTask
 
 if TYPE_CHECKING:
+    from distill_runner.datasets.splits import Split
     from distill_runner.methods.outputs import Outputs
 
 FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -71,6 +73,9 @@ class MultiLabelTask(TextTask):
         from distill_runner.methods.outputs import LabelSets
 
         return LabelSets()
+
+    def scores_by_class(self, outputs: np.ndarray, split: "Split") -> dict[str, dict[str, float]]:
+        return class_scores(self.names, np.asarray(split.labels), outputs > 0)
 
     # Labels
 

@@ -1,0 +1,35 @@
+"""Runs and sweeps from Python: overrides as texts and mappings, and frames of results."""
+
+from pathlib import Path
+
+import pytest
+
+from distill_runner import api
+from distill_runner.common.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["task=rte method=rkd"], ["task=rte", "method=rkd"]),
+        (["sweep.where=['loss.eta + loss.lambda <= 1']"], ["sweep.where=['loss.eta + loss.lambda <= 1']"]),
+        (["task.dataset=my data +a.b=1 ~tracker"], ["task.dataset=my data", "+a.b=1 ~tracker"]),
+        ([{"lr": 2e-5, "plan": True, "labels": ["no", None]}], ["lr=2e-05", "plan=true", "labels=[no,null]"]),
+    ],
+)
+def test_overrides_are_texts_or_mappings(typed: list[api.Overrides], expected: list[str]) -> None:
+    assert api.override_list(typed) == expected
+
+
+def test_a_run_is_composed_from_one_text() -> None:
+    assert api.compose("task=rte method=rkd", {"seed": 7}) == api.compose("task=rte", "method=rkd", "seed=7")
+
+
+@pytest.mark.slow
+def test_a_sweep_returns_the_frame_of_its_runs(tmp_path: Path) -> None:
+    few = "stages.pretrain.optim.max_steps=2 teacher.optim.max_steps=2 optim.max_steps=2 student.num_layers=2"
+    frame = api.sweep(f"experiment=demo_methods {few}", {"method": "nkd,rkd", "seed": 3}, outputs=tmp_path)
+    assert sorted(frame["method"]) == ["nkd", "rkd"]
+    assert set(frame["seed"]) == {3}
+    with pytest.raises(UserError, match="metod"):
+        api.sweep("experiment=demo_methods metod=nkd", outputs=tmp_path, progress=False)
