@@ -401,11 +401,17 @@ HOLDS, OPPOSITE, NOT_TESTED = "holds", "the opposite", "not tested"
 WORDS = {
     f"**{HOLDS}**, **{OPPOSITE}**": "the claim's first method is better, or worse: p is at most 0.05",
     "**no difference** of 1 point": "it is better or worse by less than that: both one-sided p are at most 0.05",
-    UNDECIDED: "neither; about how many seeds would decide, with a probability of 0.8",
+    UNDECIDED: "neither; how many seeds would decide, with a probability of 0.8; *not worse*: by 1 point or more",
     f"{UNDECIDED}: all seeds share one stage": "they are seeds of the last stage only; behind it, what holds for them",
     NOT_TESTED: "no runs, or numbers that allow no test over seeds and examples",
 }
 """Words of the page, and what they mean."""
+SHORTER = {
+    ", more than 100 seeds, or more examples, would decide": ", > 100 seeds",
+    " would decide": "",
+    " by 1 point or more": "",
+}
+"""Words of ``compare``, and what the page has instead."""
 
 
 def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
@@ -492,7 +498,9 @@ def _conclusion_cell(outcome: Outcome) -> str:
     if comparison.conclusion in words:
         return f"**{words[comparison.conclusion]}**{text.removeprefix(comparison.conclusion)}"
     if outcome.numbers == "page" and comparison.seeds_needed is None:  # their part of the examples is an upper bound
-        return text.partition(", more than")[0]
+        text = text.partition(", more than")[0]
+    for words, short in SHORTER.items():
+        text = text.replace(words, short)
     return text
 
 
