@@ -46,10 +46,10 @@ def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Unweighted mean of the F1 of the classes or labels that are predicted or present; undefined, 0, without one."""
     if labels.ndim == 1:
         return _f1(outputs.argmax(axis=-1), labels, average="macro")
-    counted = np.flatnonzero((outputs > 0).any(axis=0) | labels.any(axis=0))
-    if not len(counted):
+    classes = np.flatnonzero((outputs > 0).any(axis=0) | labels.any(axis=0))
+    if not len(classes):
         return Undefined(0.0, "no label is predicted or present")
-    return _f1(outputs > 0, labels, average="macro", labels=counted)
+    return _f1(outputs > 0, labels, average="macro", labels=classes)
 
 
 def f1_micro(outputs: np.ndarray, labels: np.ndarray) -> float:

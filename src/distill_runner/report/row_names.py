@@ -197,6 +197,8 @@ def _budget(epochs: int | None, steps: int | None) -> str | None:
 
 def _words(name: str, value: Any, result: Result) -> str:
     stem, _, leaf = name.rpartition(".")
+    if name not in OF_TASK and (value is None or isinstance(value, bool)):
+        return name if value else f"no {name}"
     numbers = value if isinstance(value, tuple) and all(isinstance(part, int | float) for part in value) else ()
     text = format_value(value)
     if name == "task.content":
