@@ -59,6 +59,7 @@ REFUSED = {
     "kubectl": "needs a cluster; tests/test_containers.py plans the commands of the manifest",
     "sky": "needs a cloud; tests/test_containers.py plans the commands of the manifest",
     "curl": "asks a server; tests/test_frontier.py asks one",
+    "hf": "needs an account of the hub",
     "ray": "starts a cluster; tests/test_ray.py starts one",
 }
 """Programs whose commands no test runs, and why."""

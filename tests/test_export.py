@@ -1,25 +1,20 @@
-"""A finished run's student as ONNX: files, outputs, table and card; uploading it, to a server of this test."""
+"""A finished run's student as ONNX: files, outputs, table and card."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub.constants
 import numpy as np
 import pytest
-from huggingface_hub import HfApi
 
-from distill_runner.commands import export
 from distill_runner.commands.parser import run_subcommand
-from distill_runner.common.errors import Unavailable, UserError
+from distill_runner.common.errors import UserError
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.deploy.measure import PaddedSplit, running_costs
 from distill_runner.deploy.serving import HEADING, with_section
 from distill_runner.report.card import with_license
 from helpers.command import distill_run
-from helpers.upload_hub import Hub, upload_hub
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow
@@ -134,50 +129,3 @@ def test_engines_take_turns(tmp_path: Path) -> None:
 def test_mistakes_are_told(arguments: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         run_subcommand("export", [str(tmp_path), *arguments])
-
-
-def go_online(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: HfApi(endpoint=address, token="hf_none"))
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
-    with upload_hub() as hub:
-        go_online(hub.address, monkeypatch)
-        yield hub
-
-
-def test_a_push_uploads_model_card_and_onnx(exported: Path, hub: type[Hub]) -> None:
-    assert "commit/1" in export._push(exported / "model", "me/student")
-    assert {"README.md", "config.json", "model.safetensors", "onnx/model.onnx", "tokenizer.json"} <= hub.files().keys()
-
-
-@pytest.mark.parametrize(
-    ("public", "is_private", "refused"), [(False, True, False), (True, False, False), (False, False, True)]
-)
-def test_a_student_is_pushed_to_a_private_repository(
-    public: bool, is_private: bool, refused: bool, hub: type[Hub], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody's private texts shaped the student: it becomes public only where its owner says so."""
-    monkeypatch.setattr(hub, "is_private", is_private)
-    if refused:
-        with pytest.raises(UserError, match="is a public repository"):
-            export._create_repository("me/student", public)
-    else:
-        export._create_repository("me/student", public)
-    (body,) = [json.loads(content) for path, content in hub.seen if path.endswith("/repos/create")]
-    assert body.get("visibility", "private" if body.get("private") else "public") == ("public" if public else "private")
-
-
-def test_a_push_without_the_hub_says_what_is_written(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
-        export._create_repository("me/student", False)
-    go_online("http://127.0.0.1:9", monkeypatch)
-    folder = exported / "model"
-    with pytest.raises(Unavailable) as told:
-        export._push(folder, "me/student")
-    problem, remedy = str(told.value).splitlines()
-    assert problem.startswith("--push=me/student: the hub cannot be reached")
-    assert remedy.endswith(f"hf upload me/student {folder}")

@@ -16,7 +16,9 @@ import yaml
 
 from distill_runner.common.errors import UserError
 from distill_runner.deploy.folder import ModelFolder
+from distill_runner.report.card import model_card
 from helpers.command import Ended, distill_run
+from helpers.fake_results import result
 from helpers.foreign_folders import NAMES, examples, save
 
 pytest.importorskip("onnxruntime")
@@ -194,3 +196,22 @@ def test_the_gate_of_the_example_repository_is_a_command(tmp_path: Path) -> None
     ended = distill_run(tmp_path, *command[1:], "--examples", "4")
     assert ended.code == 1
     assert "not shown to be within 1 point" in (tmp_path / "exported" / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tag", "head", "columns"),
+    [
+        ("text-classification", "classes", ["text"]),
+        ("text-classification", "classes", ["sentence1", "sentence2"]),
+        ("token-classification", "words", ["tokens"]),
+        ("question-answering", "answers", ["question", "context"]),
+    ],
+)
+def test_the_card_of_a_run_loads_its_model(
+    tag: str, head: str, columns: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = model_card(result(pipeline_tag=tag, data={"columns": columns, "labels": ["label"]}))
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir(save(tmp_path / "m", head))
+    exec(code, {})

@@ -4,15 +4,12 @@ import logging
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from distill_runner.commands.parser import task_options
-from distill_runner.common.errors import Unavailable, UserError, first_line, quantity
+from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.schema import LARGEST
 from distill_runner.deploy import measure
@@ -35,7 +32,7 @@ def export(options: Namespace) -> int:
     record of what was measured, and how.
 
     Returns:
-        1 if it is not shown that all written forms are within the margin; else 0.
+        1 if it is not shown that int8 is within the margin; else 0.
     Raises:
         UserError: there is no such model, a package is missing, or ONNX gives other outputs than torch.
     """
@@ -54,10 +51,6 @@ def export(options: Namespace) -> int:
     if not task.exportable:
         problem = f"its model is for task.type={task.type}, which is not exported"
         raise UserError("folder", options.folder, problem, NOT_EXPORTED)
-    if options.public and not options.push:
-        raise UserError("--public", None, "says how a model is pushed, but --push names no repository")
-    if options.push:
-        _create_repository(options.push, options.public)  # before the export, which takes minutes
     limit_threads(options.threads)
     started, target = time.time(), model.model
     if model.run is None:
@@ -93,8 +86,6 @@ def export(options: Namespace) -> int:
         card.write_text(content, encoding="utf-8")
     write_service(target, file, task, options.threads, paragraphs)
     print(*tables, *conclusions, circumstances, f"written: {target}", sep="\n")
-    if options.push:
-        print(f"uploaded: {_push(target, options.push)}")
     return 0 if options.within is None or all(row.is_within for row in forms.values()) else 1
 
 
@@ -114,6 +105,8 @@ def _copy(model: ModelFolder, target: Path) -> None:
 
 def _conclusion(row: ModelForm, margin: float | None, examples: int) -> str:
     """Return in words whether a form is within the margin and, if that is not shown, what is missing."""
+    if row.form == EXACT:
+        return f"{row.form}: the outputs of torch, up to {row.difference:.1e}."
     if margin is None:
         return f"{row.form}: not tested, without a margin (--within)."
     limit = quantity(margin, "point", "g")
@@ -124,9 +117,10 @@ def _conclusion(row: ModelForm, margin: float | None, examples: int) -> str:
         return f"{text}, within {limit} (p = {row.p:.2g}, one-sided)."
     if change <= -margin:
         return f"{text}, not within {limit}."
-    needed = measure.examples_needed(row.p, examples)
-    hint = f": about {needed:,} examples, of {examples:,} now, would show it" if needed else ""
-    return f"{text}, not shown to be within {limit} (p = {row.p:.2g}){hint}."
+    hint = "too few examples differ to test"
+    if needed := measure.examples_needed(row.p, examples):
+        hint = f"about {needed:,} examples, of {examples:,} now, would show it"
+    return f"{text}, not shown to be within {limit} (p = {row.p:.2g}): {hint}."
 
 
 def _teacher(run: Path) -> Path | None:
@@ -141,47 +135,3 @@ def _teacher(run: Path) -> Path | None:
     except UserError as error:
         print(f"without the teacher: {error}", file=sys.stderr)
         return None
-
-
-def _create_repository(name: str, public: bool) -> None:
-    """Create a model's repository on the hub if there is none, private unless ``public``.
-
-    Raises:
-        Unavailable, UserError: as ``_hub``; or the repository is public, but should not be.
-    """
-    with _hub(name, "Check the network, or export without --push.") as hub:
-        hub.create_repo(name, exist_ok=True, private=not public)
-        is_public = not hub.model_info(name).private
-    if is_public and not public:
-        problem = "is a public repository, and a student is pushed to a private one by default"
-        raise UserError("--push", name, problem, "Add --public, or name another repository.")
-
-
-def _push(folder: Path, name: str) -> str:
-    """Upload the folder as a model to its repository on the hub, and return the address of the commit."""
-    with _hub(name, f"Everything is written to {folder}. Check the network, then: hf upload {name} {folder}") as hub:
-        commit = hub.upload_folder(repo_id=name, folder_path=folder, commit_message="A distilled student")
-    return str(commit.commit_url)
-
-
-@contextmanager
-def _hub(name: str, remedy: str) -> Iterator[Any]:
-    """Yield the hub's client, and turn its errors within the context into errors for users.
-
-    Raises:
-        Unavailable: the hub cannot be reached.
-        UserError: the hub refuses a request.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-
-    try:
-        yield HfApi()
-    except OfflineModeIsEnabled as error:
-        raise UserError("--push", name, "HF_HUB_OFFLINE is set", "Unset it, or export without --push.") from error
-    except httpx.TransportError as error:
-        raise Unavailable("--push", name, f"the hub cannot be reached ({error})", remedy) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        problem = f"cannot be uploaded: {first_line(error)}"
-        raise UserError("--push", name, problem, "Log in first (hf auth login), or set HF_TOKEN.") from error

@@ -206,7 +206,7 @@ def _submit(parser: Parser) -> None:
     "export:export",
     "export a model to ONNX, check it against torch, and measure what each form scores and costs",
     """examples:
-  distill-run export outputs/runs/sst2-alp-0123456789ab --threads 4 --examples 500 --push me/my-student
+  distill-run export outputs/runs/sst2-alp-0123456789ab --threads 4 --examples 500
   distill-run export my_model --data labeled.csv --within 1       the exit code is 1 if int8 may lose a point
 """,
 )
@@ -214,7 +214,7 @@ def _export(parser: Parser) -> None:
     parser.add_argument("folder", help=_MODEL)
     data = "labeled examples, with columns as in task=custom (default: the validation split of the run)"
     parser.add_argument("--data", type=Path, metavar="FILE", help=data)
-    limit = "test that ONNX scores less than this below torch; exit code 1 if that is not shown"
+    limit = "test that int8 scores less than this below torch; exit code 1 if that is not shown"
     parser.add_argument("--within", type=_positive("--within", float), metavar="POINTS", help=limit)
     out = "folder of the export of a model without a run (default: outputs/exports/<name>)"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
@@ -224,8 +224,6 @@ def _export(parser: Parser) -> None:
     parser.add_argument("--no-int8", dest="int8", action="store_false", help="write float32 only, not 8 bits")
     parser.add_argument("--no-teacher", dest="teacher", action="store_false", help="measure the student only")
     parser.add_argument("--license", metavar="ID", help="license in the model card, by its id on the hub: apache-2.0")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the model's folder to a private repository")
-    parser.add_argument("--public", action="store_true", help="with --push: to a public repository")
 
 
 @_subcommand(
