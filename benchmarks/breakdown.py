@@ -1,4 +1,4 @@
-"""Profile distill-run's updates: torch operators and their shares of the time, largest first.
+"""Profile distill-run's updates: torch operators, or kernels of a GPU, and their shares of the time, largest first.
 
     python -m benchmarks.breakdown --task rte --layers 4
     python -m benchmarks.breakdown --task sst2 --layers 2 --width 768 --rows 20
@@ -21,20 +21,21 @@ from benchmarks.tables import markdown
 from distill_runner.common.errors import UserError
 from distill_runner.common.library_switches import quiet_transformers
 
+CONTENDERS = {"cpu": "distill_run", "cuda": "distill_run_bf16"}
+
 
 def breakdown(setting: Setting, num_rows: int) -> str:
     """Return a table of operators, their calls per update, and their shares of the total time."""
-    steps, train = setting.num_examples // BATCH, competitor("distill_run")[0].make(setting)
+    steps, train = setting.num_examples // BATCH, competitor(CONTENDERS[setting.device])[0].make(setting)
     train(setting.student(), 1)
     student = setting.student()
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    kind = "cpu" if setting.device == "cpu" else "device"
+    with profile(activities=[ProfilerActivity.CPU if kind == "cpu" else ProfilerActivity.CUDA]) as profiled:
         train(student, steps)
-    events: list[Any] = sorted(profiled.key_averages(), key=lambda event: -event.self_cpu_time_total)
-    total = sum(event.self_cpu_time_total for event in events)
-    rows = [
-        [event.key, f"{event.count / steps:.0f}", f"{event.self_cpu_time_total / total:.1%}"]
-        for event in events[:num_rows]
-    ]
+    events: list[Any] = [(getattr(event, f"self_{kind}_time_total"), event) for event in profiled.key_averages()]
+    events.sort(key=lambda pair: -pair[0])
+    total = sum(taken for taken, _ in events)
+    rows = [[event.key, f"{event.count / steps:.0f}", f"{taken / total:.1%}"] for taken, event in events[:num_rows]]
     per_update = f"{total / steps / 1000:.0f} ms an update of {BATCH} examples"
     return f"{per_update}\n\n{markdown([[setting.name, 'calls', 'share'], *rows])}"
 
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="updates")
     parser.add_argument("--rows", type=int, default=12, help="operators to show")
     parser.add_argument("--tokenizer", default=TOKENIZER)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     quiet_transformers()
     torch.set_num_threads(1)
@@ -54,7 +56,7 @@ def main() -> None:
     sizes = (options.layers, options.width, options.steps)
     with tempfile.TemporaryDirectory() as name:
         try:
-            setting = prepare(Path(name), options.task, *sizes, options.tokenizer)
+            setting = prepare(Path(name), options.task, *sizes, options.tokenizer, options.device)
         except UserError as error:
             parser.exit(2, f"{error}\n")
         fill_targets(setting)

@@ -1,6 +1,7 @@
 """Sweeps: which points there are, what becomes of them under faults, and what is found again."""
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from filelock import BaseFileLock
@@ -389,11 +391,37 @@ def test_how_a_point_ended_is_recorded(
     if before:
         error = exit_cause(exitcode) if before == "failed" else None
         status.write_status(of_point, before, {"seed": 1}, error)
-    process = SimpleNamespace(exitcode=exitcode, start=lambda: None, join=lambda: None)
-    monkeypatch.setattr("multiprocessing.Process", lambda **_: process)
+    process, connection = SimpleNamespace(exitcode=exitcode, join=lambda: None), Mock()
+    connection.recv.side_effect = EOFError
+    monkeypatch.setattr(isolation, "_started", lambda: (process, connection))
     ended = isolation.run_isolated(lambda _: {}, OmegaConf.create({}), "distill_runner.running")
     assert (ended["status"], ended.get("seed")) == (after, 1 if before else None)
     assert ended["error"] == (exit_cause(exitcode) if after == "failed" else None)
+
+
+def note_process(config: Any) -> dict[str, Any]:
+    with Path(config.file).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    if config.fails:
+        raise ValueError("this point fails")
+    return {}
+
+
+@pytest.mark.parametrize(("gpus", "processes"), [(1, "aaab"), (0, "abcd")])
+def test_a_point_takes_over_the_process_of_the_last_one_on_one_gpu(
+    gpus: int, processes: str, of_point: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless that one failed, whose state nobody knows."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("multiprocessing.Process", multiprocessing.get_context("fork").Process)
+    monkeypatch.setattr(isolation, "_WAITING", [])
+    for fails in (False, False, True, False):
+        config = OmegaConf.create({"file": str(of_point / "processes"), "fails": fails})
+        isolation.run_isolated(note_process, config, "distill_runner.running")
+    for process, _ in isolation._WAITING:
+        process.terminate()
+    numbers = (of_point / "processes").read_text().split()
+    assert "".join("abcd"[sorted(set(numbers), key=numbers.index).index(number)] for number in numbers) == processes
 
 
 @pytest.mark.parametrize(("before", "after"), [("done", "done"), ("failed", "failed"), ("running", "failed")])

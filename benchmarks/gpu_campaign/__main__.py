@@ -1,21 +1,26 @@
-"""What only a GPU can tell, in at most eight minutes: does it run, is it right, does the host wait, is it fast.
+"""What only a GPU can tell, in at most eight minutes: does it run, is it right, is it fast.
 
     make gpu-campaign                                    on a machine with a GPU; a network is not needed
     python -m benchmarks.gpu_campaign --dry              the same parts on the fake device of tests/fake_cuda
     python -m benchmarks.gpu_campaign --parts here device
 
 Each part is a process with a limit of its own, so that one that hangs costs only itself. The order is by what is
-learned in a second. Everything that a part prints is in the log; the summary has a line for each part.
+learned in a second. The folder gets ``log.txt`` with everything that the parts print, ``result.json``, and the same as
+a table in ``result.md``. Speeds need DISTILL_DATA_DIR, and a tokenizer's folder where the package of one is missing.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from distill_runner.common.terminal import markdown_table
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
@@ -37,12 +42,18 @@ class Part:
     Attributes:
         seconds: limit on a GPU.
         dry: arguments to add on the fake device, which is slow; None if the part says nothing there.
+        is_benchmark: whether it takes the options ``--tokenizer`` and ``--json`` of ``benchmarks.training``.
     """
 
     name: str
     seconds: int
     command: tuple[str, ...]
     dry: tuple[str, ...] | None = ()
+    is_benchmark: bool = False
+
+
+RTE_AND_SST2 = ("--task", "rte", "sst2", "--layers", "4", "--steps", "60", "--repeats", "2")
+CONTEST = ("--competitors", "clever_bf16", "distill_run_eager", "distill_run_bf16", "distill_run_bf16*4")
 
 
 def of_tests(file: str, *choice: str) -> tuple[str, ...]:
@@ -54,25 +65,26 @@ PARTS = (
     Part("device", 60, (*DEMO, *SHORT, "runtime.device=cuda")),
     Part("run", 75, (*DEMO, "teacher.optim.epochs=1", "runtime.precision=bf16"), dry=SHORT),
     Part("attention", 60, of_tests("test_attention")),
-    Part("losses", 90, of_tests("test_updates", "-k", "ahead or losses or number"), dry=("-k", "number")),
+    Part("losses", 90, of_tests("test_updates", "-k", "losses or number"), dry=("-k", "number")),
     Part(
         "methods", 110, of_tests("test_updates", "-k", "every_method or sgd"), dry=("-k", "every_method and nkd-bf16")
     ),
     Part(
         "graphs",
         90,
-        of_tests("test_graphs", "-k", "taken_up or replay or step or (bf16 and (alp or kd or minilmv2 or prokd))"),
+        of_tests("test_graphs", "-k", "taken_up or replay or step or types or (bf16 and (alp or kd or prokd))"),
         dry=("-k", "replay or step"),
     ),
-    Part("waits", 60, ("benchmarks.gpu_campaign.waits",), dry=("--updates", "4", "--width", "64")),
-    Part("speed", 120, ("benchmarks.gpu", "--task", "rte", "--layers", "4", "--steps", "30"), dry=None),
+    Part("speed", 120, ("benchmarks.gpu", *RTE_AND_SST2, *CONTEST), dry=None, is_benchmark=True),
+    Part("kernels", 40, ("benchmarks.breakdown", "--device", "cuda", "--width", "768", "--rows", "30"), dry=None),
+    Part("grid", 90, (*DEMO[:2], "-m", "method=rkd", "seed=1,2,3,4,5,6,7,8", "runtime.precision=bf16"), dry=None),
 )
 """Parts in order. On two GPUs or more, ``torchrun -m distill_runner`` is worth a look as well."""
 
 
-def run(part: Part, seconds: float, dry: bool) -> tuple[int | str, str]:
+def run(part: Part, seconds: float, dry: bool, options: Sequence[str]) -> tuple[int | str, str]:
     """Run a part, and return its exit code, or ``too long``, with what it printed."""
-    module, *arguments = (*part.command, *(part.dry or ())) if dry else part.command
+    module, *arguments = (*part.command, *options, *((part.dry or ()) if dry else ()))
     prefix = ["-c", ON_FAKE] if dry else ["-m"]
     folders = [str(folder) for folder in (TESTS, ROOT / "src", ROOT)]
     environment = {
@@ -99,10 +111,22 @@ def run(part: Part, seconds: float, dry: bool) -> tuple[int | str, str]:
     return ended.returncode, ended.stdout
 
 
-def campaign(names: Sequence[str], seconds: float, dry: bool, log: Path) -> bool:
-    """Run parts, print a line for each, and return whether all have succeeded."""
-    start, succeeded = time.monotonic(), True
-    log.parent.mkdir(parents=True, exist_ok=True)
+def result_table(result: Mapping[str, Any]) -> str:
+    """Return the results of all parts as a Markdown table, with a row for each speed."""
+    rows = [["part", "exit", "s", "result"]]
+    for name, part in result.items():
+        rows.append([name, str(part["exit"]), f"{part['seconds']:.0f}", part["last_line"].replace("|", " ")])
+        for row in part["speeds"]:
+            text = "{milliseconds:.2f} ms an update, {ratio:.2f} times the first, {share_of_peak:.1%} of the peak"
+            rows.append([row["setting"], row["competitor"], "", f"{text}, {{memory:.0f}} MiB".format(**row)])
+    return markdown_table(rows[0], rows[1:])
+
+
+def campaign(names: Sequence[str], seconds: float, dry: bool, folder: Path, tokenizer: str | None) -> bool:
+    """Run parts, print a line for each, write the results, and return whether all have succeeded."""
+    start, succeeded, result = time.monotonic(), True, dict[str, Any]()
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log.txt"
     log.write_text("", encoding="utf-8")
     for part in (part for part in PARTS if part.name in names):
         remaining = seconds - (time.monotonic() - start)
@@ -113,17 +137,22 @@ def campaign(names: Sequence[str], seconds: float, dry: bool, log: Path) -> bool
             print(f"{part.name:10} left out: no time", flush=True)
             succeeded = False
             continue
-        begin = time.monotonic()
-        code, output = run(part, remaining if dry else min(part.seconds, remaining), dry)
+        begin, speeds = time.monotonic(), folder / f"{part.name}.json"
+        speeds.unlink(missing_ok=True)
+        options = ["--json", str(speeds.absolute()), *(["--tokenizer", tokenizer] if tokenizer else [])]
+        limit = remaining if dry else min(part.seconds, remaining)
+        code, output = run(part, limit, dry, options if part.is_benchmark else [])
         succeeded &= code == 0
         with log.open("a", encoding="utf-8") as file:
             file.write(f"== {part.name}: {code}\n{output}\n")
-        lines = output.strip().splitlines()
-        print(
-            f"{part.name:10} {code!s:8} {time.monotonic() - begin:4.0f} s  {lines[-1][:100] if lines else ''}",
-            flush=True,
-        )
-    print(f"log: {log}")
+        last_line = (output.strip().splitlines() or [""])[-1][:100]
+        print(f"{part.name:10} {code!s:8} {time.monotonic() - begin:4.0f} s  {last_line}", flush=True)
+        measured = json.loads(speeds.read_text(encoding="utf-8")) if speeds.exists() else []
+        seconds_taken = round(time.monotonic() - begin, 1)
+        result[part.name] = {"exit": code, "seconds": seconds_taken, "last_line": last_line, "speeds": measured}
+    (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    (folder / "result.md").write_text(result_table(result) + "\n", encoding="utf-8")
+    print(f"results and log: {folder}")
     return succeeded
 
 
@@ -133,9 +162,10 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=names, default=names)
     parser.add_argument("--seconds", type=float, default=480, help="limit of the campaign (default: 480)")
     parser.add_argument("--dry", action="store_true", help="on the fake device, which runs on a CPU")
-    parser.add_argument("--out", type=Path, default=Path("outputs/gpu-campaign.log"), help="log")
+    parser.add_argument("--out", type=Path, default=Path("outputs/gpu-campaign"), help="folder")
+    parser.add_argument("--tokenizer", help="folder of a tokenizer, for the parts that measure speeds")
     options = parser.parse_args()
-    sys.exit(not campaign(options.parts, options.seconds, options.dry, options.out))
+    sys.exit(not campaign(options.parts, options.seconds, options.dry, options.out, options.tokenizer))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,21 @@
 """Runs each point of a sweep in a separate process, so that the crash of one point does not affect the others.
 
-The processes are forked from a server that has imported what points need; a point starts in a tenth of a second.
+The processes are forked from a server that has imported what points need; a point starts in a tenth of a second. On a
+machine with one GPU, where a process also has to load CUDA and its libraries, the next point takes over the process of
+a point that has completed.
 """
 
+import gc
 import logging
 import multiprocessing
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
+from multiprocessing.connection import Connection
 from multiprocessing.forkserver import ensure_running
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +39,8 @@ GRACE_SECONDS = 3.0
 On Ctrl-C the sweep ends while its points, which got the signal too, are still saving. A second signal would disturb
 them.
 """
+_WAITING: list[tuple[BaseProcess, Connection]] = []
+"""The process of the last point, if it waits for the next one."""
 end_with_sweep = cache(end_with_parent)
 """Ends a launcher's worker, which may outlive its sweep. Cached, since a worker runs several points."""
 
@@ -72,30 +81,60 @@ def run_isolated(run: RunFunction, config: DictConfig, preload: str) -> PointRes
         ensure_running()
     # Without the classes of launcher settings, which not every process can unpickle.
     hydra_config = OmegaConf.create(OmegaConf.to_container(HydraConfig.instance().cfg, resolve=False))
-    process = multiprocessing.Process(target=_run_point, args=(run, config, hydra_config))
-    process.start()
+    process, connection = _WAITING.pop() if _WAITING and _WAITING[0][0].is_alive() else _started()
+    connection.send((run, config, hydra_config))
     try:
+        exit_code = connection.recv()
+        _WAITING[:] = [(process, connection)]
+    except EOFError:  # the process has ended
         process.join()
+        exit_code = process.exitcode
     except KeyboardInterrupt:
         process.join()
         raise
-    if process.exitcode == INTERRUPTED:
+    if exit_code == INTERRUPTED:
         raise KeyboardInterrupt
-    assert process.exitcode is not None
+    assert exit_code is not None
     state = status.read_run(folder) or {}
-    if process.exitcode not in (COMPLETED, FAILED) and state.get("status") != "done":
-        error = exit_cause(process.exitcode)
+    if exit_code not in (COMPLETED, FAILED) and state.get("status") != "done":
+        error = exit_cause(exit_code)
         log.error("%s", error)
         status.write_status(folder, "failed", state, error)
     recorded = status.read_run(folder) or {"status": "planned"}
-    if process.exitcode == FAILED:  # the folder may have a finished run, whose repetition has failed
+    if exit_code == FAILED:  # the folder may have a finished run, whose repetition has failed
         recorded = {**recorded, "status": "failed"}
     return PointResult(recorded)
 
 
-def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
-    """Run a point in the new process: restore Hydra's state, call ``run``, and log an error."""
+def _started() -> tuple[BaseProcess, Connection]:
+    """Start a process for points, which ends when this one closes the connection."""
+    connection, other = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=_run_points, args=(other,))
+    process.start()
+    other.close()
+    Finalize(None, connection.close, exitpriority=1)  # before multiprocessing waits for its processes
+    return process, connection
+
+
+def _run_points(connection: Connection) -> None:
+    """Run the points of a connection in this new process: one, or all that follow on a machine with one GPU."""
     end_with_parent(GRACE_SECONDS)
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            _run_point(*connection.recv())
+            import torch  # which the point has imported
+
+            from distill_runner.training.devices import release_gpu
+
+            if torch.cuda.device_count() != 1:
+                sys.exit(COMPLETED)
+            gc.collect()
+            release_gpu()
+            connection.send(COMPLETED)
+
+
+def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
+    """Run a point: restore Hydra's state, call ``run``, and log an error."""
     HydraConfig.instance().cfg = hydra_config
     hydra = HydraConfig.get()
     configure_log(hydra_config.hydra.job_logging, hydra.verbose)
@@ -118,4 +157,3 @@ def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
         if recorded.get("status") != "done":  # else only its repetition failed, such as a further test split
             status.write_status(folder, "failed", recorded, f"{type(error).__name__}: {error}")
         sys.exit(FAILED)
-    sys.exit(COMPLETED)

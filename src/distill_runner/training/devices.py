@@ -33,7 +33,7 @@ SECONDS_BETWEEN_TRIES = 2.0
 _ALIGNMENT = 16
 """Alignment in bytes of each tensor in a block: valid for every dtype, and fast in kernels."""
 _CLAIMS: list[BaseFileLock] = []
-"""Locks of this process on GPUs. The kernel frees them when the process ends, however it ends."""
+"""Locks of this process on GPUs, which the kernel frees when the process ends, however it ends."""
 
 
 def available_cpus() -> int:
@@ -270,6 +270,14 @@ def claim_gpu(gpus: Sequence[str], workers_per_gpu: int, folder: Path) -> int:
 def claim_visible_gpu(workers_per_gpu: int) -> int:
     """Claim one of the GPUs that torch sees; later calls in this process return the same GPU."""
     return claim_gpu(_visible_gpus(), workers_per_gpu, Path(tempfile.gettempdir()))
+
+
+def release_gpu() -> None:
+    """Give up this process's place on a GPU, which its next run claims again, and the memory that is not used."""
+    while _CLAIMS:
+        _CLAIMS.pop().release()
+    claim_visible_gpu.cache_clear()
+    torch.cuda.empty_cache()
 
 
 def _visible_gpus() -> list[str]:
