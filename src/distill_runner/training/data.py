@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65536}
 """Approximate number of tokens of a batch without gradients, by device type."""
+MAX_MASKED_TOKENS = 16384
+"""The same at most where some tokens have an output for each word of the vocabulary."""
 Evaluation = tuple[dict[str, float], dict[str, np.ndarray]]
 """Metrics by name, and predictions by split.
 
@@ -315,27 +317,28 @@ class CorpusData(TextData):
             logits=True, next_sentence=self.corpus.examples == "pairs" and has_next_sentence_head(model)
         )
         model.eval()
-        batches = list(batches_by_tokens(self.validation.lengths, TOKENS_PER_BATCH["cpu"]))
+        budget = min(TOKENS_PER_BATCH[self.device.torch.type], MAX_MASKED_TOKENS)
+        batches = list(batches_by_tokens(self.validation.lengths, budget))
         totals_N4 = torch.zeros(len(batches), 4, dtype=torch.float64)  # losses are added in one order by all processes
         with torch.inference_mode(), self.device.autocast():
             for number in range(group.rank, len(batches), group.size):
                 batch = self._masked(self.validation.batch(batches[number], self.device.length_multiple), epoch=0)
                 batch = self.device.move(batch)
                 features = extract(model, batch, needs).full()
-                totals_N4[number, 0] = features.logits_OC.argmax(-1).eq(batch.gold).sum()
-                totals_N4[number, 1] = torch.nn.functional.cross_entropy(
-                    features.logits_OC, batch.gold, reduction="sum"
-                )
-                totals_N4[number, 2] = len(batch.gold)
+                correct = features.logits_OC.argmax(-1).eq(batch.gold).sum()
+                loss = torch.nn.functional.cross_entropy(features.logits_OC, batch.gold, reduction="sum")
+                correct_pairs = torch.zeros_like(correct)
                 if features.next_sentence is not None:
                     assert batch.is_next is not None
-                    totals_N4[number, 3] = features.next_sentence.argmax(-1).eq(batch.is_next).sum()
+                    correct_pairs = features.next_sentence.argmax(-1).eq(batch.is_next).sum()
+                count = torch.full_like(correct, len(batch.gold))
+                totals_N4[number] = torch.stack([value.double() for value in (correct, loss, count, correct_pairs)])
         model.train()
         group.all_reduce_sum([totals_N4])
-        correct, loss, count, correct_pairs = (sum(column) for column in zip(*totals_N4.tolist(), strict=True))
-        metrics = {"masked_accuracy": correct / count, "perplexity": float(np.exp(loss / count))}
+        sums = [sum(column) for column in zip(*totals_N4.tolist(), strict=True)]
+        metrics = {"masked_accuracy": sums[0] / sums[2], "perplexity": float(np.exp(sums[1] / sums[2]))}
         if needs.next_sentence:
-            metrics["next_sentence_accuracy"] = correct_pairs / len(self.validation)
+            metrics["next_sentence_accuracy"] = sums[3] / len(self.validation)
         return metrics, {}
 
 
