@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import PADDING, Batch
@@ -325,20 +326,19 @@ class CorpusData(TextData):
                 batch = self._masked(self.validation.batch(batches[number], self.device.length_multiple), epoch=0)
                 batch = self.device.move(batch)
                 features = extract(model, batch, needs).full()
-                correct = features.logits_OC.argmax(-1).eq(batch.gold).sum()
-                loss = torch.nn.functional.cross_entropy(features.logits_OC, batch.gold, reduction="sum")
-                correct_pairs = torch.zeros_like(correct)
+                logits = features.logits_OC
+                sums = [logits.argmax(-1).eq(batch.gold).sum(), cross_entropy(logits, batch.gold, reduction="sum")]
                 if features.next_sentence is not None:
                     assert batch.is_next is not None
-                    correct_pairs = features.next_sentence.argmax(-1).eq(batch.is_next).sum()
-                count = torch.full_like(correct, len(batch.gold))
-                totals_N4[number] = torch.stack([value.double() for value in (correct, loss, count, correct_pairs)])
+                    sums.append(features.next_sentence.argmax(-1).eq(batch.is_next).sum())
+                totals_N4[number, : len(sums)] = torch.stack([value.double() for value in sums]).cpu()
+                totals_N4[number, 3] = len(batch.gold)
         model.train()
         group.all_reduce_sum([totals_N4])
-        sums = [sum(column) for column in zip(*totals_N4.tolist(), strict=True)]
-        metrics = {"masked_accuracy": sums[0] / sums[2], "perplexity": float(np.exp(sums[1] / sums[2]))}
+        correct, loss, correct_pairs, count = (sum(column) for column in zip(*totals_N4.tolist(), strict=True))
+        metrics = {"masked_accuracy": correct / count, "perplexity": float(np.exp(loss / count))}
         if needs.next_sentence:
-            metrics["next_sentence_accuracy"] = sums[3] / len(self.validation)
+            metrics["next_sentence_accuracy"] = correct_pairs / len(self.validation)
         return metrics, {}
 
 
