@@ -103,6 +103,7 @@ def test_losses_of_graphs(method: str, precision: str, compare: Callable[..., st
     assert bool(reason) == (method in COMPARING), reason
 
 
+PRETRAINED = ("student.width=32", "student.heads=2", "pretraining.optim.max_steps=8", "pretraining.optim.batch_size=8")
 TYPES = {
     "classes": ("task=demo_pairs",),
     "several labels": ("task=custom", "task.type=multilabel", "task.label=tags", "task.separator=semicolon"),
@@ -111,7 +112,7 @@ TYPES = {
     "tokens": ("task=demo_tokens",),
     "vectors": ("task=demo_vectors", "transfer=labeled", "teacher.optim.epochs=0"),
     "images": ("task=demo_digits", "teacher=resnet", "student=resnet8", "optim=cifar", "teacher.depth=8"),
-    "masked tokens": ("task=demo_pairs", "method=pretrain", "student=fresh_tiny", "corpus=embedded"),
+    "masked tokens": ("task=demo_pairs", "student=fresh_tiny", "corpus=embedded", "corpus.max_length=48", *PRETRAINED),
 }
 METHODS = {"images": "vanilla", "vectors": "vectors", "masked tokens": "pretrain"}
 
