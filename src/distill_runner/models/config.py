@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
-Init = Literal["first", "group_top", "alternate", "random", "embeddings_only"]
+Init = Literal["first", "first_last", "group_top", "alternate", "random", "embeddings_only"]
 
 
 class ZeroShot(Schema):
@@ -58,7 +58,8 @@ class ModelConfig(Schema):
             the stage's corpus. None takes the tokenizer of ``source``.
         num_layers: number of layers of the model; None keeps the number of the source or of ``architecture``. A model
             that copies no layers may have more layers than its source.
-        layers: layers of the source to copy. ``first`` copies the lowest layers (ALP-KD, PKD). The other two divide the
+        layers: layers of the source to copy. ``first`` copies the lowest layers (ALP-KD, PKD),
+            ``first_last`` the lowest ones and, as its top, the source's last layer. The other two divide the
             source's layers into as many equal groups as the model has layers: ``group_top`` copies the top layer of
             each group (internal representations), ``alternate`` the bottom layer (DistilBERT). ``embeddings_only``
             copies no layers but the embeddings; ``random`` copies no weights.
@@ -132,6 +133,8 @@ def layers_to_copy(source_layers: int, num_layers: int, init: Init) -> list[int]
     match init:
         case "first":
             return list(range(1, m + 1))
+        case "first_last":
+            return [*range(1, m), n]
         case "group_top":
             return [j * n // m for j in range(1, m + 1)]
         case "alternate":
