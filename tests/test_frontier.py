@@ -28,6 +28,7 @@ from distill_runner.common.process import pinned_cpus
 from distill_runner.deploy import frontier_sweep, onnx, serving
 from distill_runner.deploy.frontier import (
     FrontierRow,
+    advice,
     choice,
     conclusion,
     figure,
@@ -129,20 +130,22 @@ def test_the_smallest_student_that_is_good_enough_is_chosen() -> None:
     rows = with_tests([row("teacher", size=9), *(row(f"{n}", size=n, p=0.01, cost=cost(1 / n)) for n in (3, 2, 1))])
     assert choice(rows).name == "1"
     assert choice(with_tests(rows, "latency"), "latency").name == "3"
-    text = conclusion(rows, choice(rows), 1.0, 872)
+    text = conclusion(rows, choice(rows), 1.0, 872, "")
     assert text.startswith("choice: 1 ONNX, ")
     assert "not worse by 1 point (p = 0.01, one-sided)" in text
 
 
 def test_without_a_student_that_is_good_enough_the_best_is_named_and_what_is_missing() -> None:
     far = with_tests([row("teacher"), row("a", score=0.6), row("b", score=0.7)])
-    text = conclusion(far, choice(far), 1.0, 872)
+    text = conclusion(far, choice(far), 1.0, 872, advice(94, 10.0))
     assert "no student is shown to be within 1 point" in text
     assert "the best is b ONNX" in text
-    assert "It lacks 19.00 points" in text
+    assert "It lacks 19.00 points: it had only 94 updates; try loss.temperature=1 (now 10), more epochs" in text
+    assert "temperature" not in advice(94, 1.0)
+    assert advice(1000, 10.0) == "try more layers, epochs or data."
     close = with_tests([row("teacher"), row("a", score=0.895, p=0.2)])
     # By hand: one chain, z of 5% is 1.645, of 80% power 0.842, of p = 0.2 also 0.842: (2.487 / 0.842)^2 = 8.73.
-    assert "About 8,7" in conclusion(close, choice(close), 1.0, 1000)
+    assert "About 8,7" in conclusion(close, choice(close), 1.0, 1000, "")
 
 
 def test_a_teacher_in_8_bits_may_beat_every_student() -> None:
@@ -285,15 +288,17 @@ def test_a_sweep_ends_with_its_frontier(frontier_folder: tuple[Path, list[str], 
     content = json.loads((frontier / "frontier.json").read_text())
     forms = {"ONNX", "ONNX int8"}
     assert {(one["name"], one["form"]) for one in content["rows"]} >= {
-        (name, form) for name in ("teacher", "rkd, 1 layer", "rkd, 2 layers") for form in forms
+        (name, form) for name in ("teacher", "rkd, 1 layer", "rkd, 2 layers", "nkd, 2 layers") for form in forms
     }
+    (alone,) = [one for one in content["rows"] if (one["name"], one["form"]) == ("nkd, 2 layers", "ONNX")]
+    assert alone["p"] is None, "labels alone are compared with, and are no candidate"
     assert (frontier / "frontier.png").stat().st_size > 0
     results = [json.loads(file.read_text()) for file in (folder / "outputs" / "runs").glob("*/result.json")]
-    assert len(results) == 2
+    assert len(results) == 3
     tested = [result["folder"] for result in results if result["test"]]
     assert tested == [content["run"]], "the test split is scored for the chosen student alone"
     assert printed.rstrip().splitlines()[-1].startswith("test, of the chosen student alone: accuracy ")
-    scores = {one["num_params"]: one["score"] for one in results}
+    scores = {one["method"] + str(one["num_params"]): one["score"] for one in results}
     exact = [one["score"] for one in content["rows"] if one["form"] == "ONNX" and one["name"] != "teacher"]
     assert sorted(exact) == pytest.approx(sorted(scores.values())), "ONNX scores what the run scored"
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEACHER = "teacher"
+FEW_UPDATES = 250
+"""With fewer, a student that lacks points is held back by its training rather than by its size."""
 SIZE, LATENCY = "size", "latency"
 _AXES = {LATENCY: "p50 of one example in ms", SIZE: "MB"}
 _MARKERS = {EXACT: "o", INT8: "s"}
@@ -45,7 +47,8 @@ class Contender:
     Attributes:
         name: ``teacher``, or the name of the student's row in a table.
         form: ``ONNX`` or ``ONNX int8``.
-        family: equal for students that differ in depth or size alone; None for the teacher.
+        family: equal for students that differ in depth or size alone; None for what is only compared with: the teacher,
+            and students of labels alone.
     """
 
     name: str
@@ -85,8 +88,8 @@ class FrontierRow(Contender):
         seeds: number of models.
         score: their mean score, as a fraction.
         interval: bounds of its 95% interval over examples.
-        difference: to the teacher in float32; None for the teacher.
-        p: of the student being worse by the margin or more; None for the teacher.
+        difference: to the teacher in float32; None without a family, as below.
+        p: of the student being worse by the margin or more.
         cost: latency and throughput.
         is_good: whether the tests in order say that it is not.
     """
@@ -179,12 +182,13 @@ def pareto(rows: Iterable[FrontierRow], smallest: str) -> list[FrontierRow]:
     return best
 
 
-def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, examples: int) -> str:
+def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, examples: int, remedy: str) -> str:
     """Return in words why ``row`` is the choice or, if no student is good enough, what is missing.
 
     Args:
         margin: in points.
         examples: number of validation examples.
+        remedy: what to try if ``row`` lacks points (``advice``).
     """
     assert row.difference is not None
     assert row.p is not None
@@ -195,7 +199,7 @@ def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, exa
     text = f"no student is shown to be within {limit} of the teacher; the best is {row.label}, {difference}"
     if 100 * row.difference <= -margin:
         missing = quantity(-100 * row.difference - margin, "point", ".2f")
-        return f"{text}. It lacks {missing}: try more layers, epochs or data."
+        return f"{text}. It lacks {missing}: {remedy}"
     level = ALPHA / len({(other.family, other.form) for other in rows if other.family is not None})
     same_form = [other for other in rows if (other.family, other.form) == (row.family, row.form)]
     larger = [other for other in same_form if other.num_bytes > row.num_bytes and (other.p is None or other.p > level)]
@@ -206,8 +210,17 @@ def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, exa
     return f"{text}. About {needed:,} validation examples, of {examples:,} now, would show it (p = {row.p:.2g})."
 
 
+def advice(updates: int, temperature: float) -> str:
+    """Return what to try with a student that lacks points after some updates with soft labels of a temperature."""
+    if updates >= FEW_UPDATES:
+        return "try more layers, epochs or data."
+    softer = f"loss.temperature=1 (now {temperature:g}), " if temperature > 1 else ""
+    remedy = f"try {softer}more epochs, or a higher optim.lr, before more layers or data."
+    return f"it had only {quantity(updates, 'update')}; {remedy}"
+
+
 def teacher_notes(rows: Sequence[FrontierRow], row: FrontierRow, smallest: str = SIZE) -> list[str]:
-    """Return notes on forms of the teacher itself that score at least as well as ``row`` and cost no more."""
+    """Return notes on what scores at least as well as ``row`` and costs no more: the teacher itself, labels alone."""
     cost = "size" if smallest == SIZE else "latency"
     return [
         f"The {other.label} has no larger {cost} than the student and scores {100 * other.score:.2f}."

@@ -76,6 +76,8 @@ def require_frontier(grid: Grid) -> None:
             the points of a task have several teachers, or a test split cannot be read.
     """
     onnx.require_onnx()
+    problem = "compares students with a teacher that is one model, trained for the task"
+    no_teacher = UserError("sweep", "frontier", problem, "Take a method with a teacher, such as method=rkd.")
     teachers: dict[str, str] = {}
     for point in grid.points:
         if point.stage is None:
@@ -85,9 +87,10 @@ def require_frontier(grid: Grid) -> None:
             problem = f"students of task.type={task.type if task else None} are not exported to ONNX"
             raise UserError("sweep", "frontier", problem, onnx.NOT_EXPORTED)
         task.served_prompt()
-        if teacher is None or teacher.config.prediction_source is not None or not teacher.has_head:
-            problem = "compares students with a teacher that is one model, trained for the task"
-            raise UserError("sweep", "frontier", problem, "Take a method with a teacher, such as method=rkd.")
+        if teacher is None:
+            continue
+        if teacher.config.prediction_source is not None or not teacher.has_head:
+            raise no_teacher
         if task.name not in teachers:
             # The error of a test split that cannot be read would be found after all students are trained.
             with_tests = _with_tests(grid, point)
@@ -99,6 +102,27 @@ def require_frontier(grid: Grid) -> None:
         if teachers.setdefault(task.name, teacher.key) != teacher.key:
             problem = f"compares students with one teacher, but the points of {task.name} have several"
             raise UserError("sweep", "frontier", problem, "Run a sweep for each teacher, each with a frontier.name.")
+    if not teachers and any(point.stage for point in grid.points):
+        raise no_teacher
+
+
+def add_labels_alone(grid: Grid) -> None:
+    """Add to each task's points a student of medium size that learns from labels alone: what distilling has to beat."""
+    by_task: dict[str, list[GridPoint]] = {}
+    for point in grid.points:
+        if point.stage is not None and point.stage.config.task and point.stage.teacher:
+            by_task.setdefault(point.stage.config.task.name, []).append(point)
+    for points in by_task.values():
+        medium = [_without(point, "seed=") for point in points][len(points) // 2]
+        for twin in (point for point in points if _without(point, "seed=") == medium):
+            alone = grid.point([*_without(twin, "method="), "method=nkd"])
+            is_equal = alone.stage is not None and twin.stage is not None and alone.stage.shape == twin.stage.shape
+            if is_equal and alone.key not in {point.key for point in grid.points}:
+                grid.points.append(alone)
+
+
+def _without(point: GridPoint, key: str) -> list[str]:
+    return [override for override in point.overrides if not override.startswith(key)]
 
 
 def finish_frontiers(grid: Grid, settings: Frontier, launch: Launch, root: Path) -> None:
@@ -224,7 +248,8 @@ class FrontierSweep:
         scores = best.scores(metric)
         number = scores.index(max(scores))
         _, point = self.students[best.name][number]
-        words = [frontier.conclusion(rows, row, settings.margin, candidates[0].examples.split.num_examples)]
+        examples, remedy = candidates[0].examples.split.num_examples, self._advice(*self.students[best.name][number])
+        words = [frontier.conclusion(rows, row, settings.margin, examples, remedy)]
         words += frontier.teacher_notes(rows, row, settings.smallest)
         if len(scores) > 1:
             words.append(f"served: seed {best.seeds[number]}, the best of {len(scores)} on validation")
@@ -265,6 +290,13 @@ class FrontierSweep:
         assert stage.config.task is not None
         return stage.config.task
 
+    @staticmethod
+    def _advice(result: Result, point: GridPoint) -> str:
+        assert point.stage is not None
+        terms = point.stage.config.method.terms.values()
+        temperature = max([1.0, *(float(term.options.get("temperature", 1)) for term in terms)])
+        return frontier.advice(result["steps_in_all"], temperature)
+
     def _exporter(self, point: GridPoint, of_teacher: bool = False) -> Exporter:
         assert point.run is not None
         assert point.stage is not None
@@ -283,15 +315,18 @@ class FrontierSweep:
             files, predictions = zip(*(exporter.export(form) for exporter in exporters), strict=True)
             return Candidate(name, form, family, exporters[0].examples, tuple(seeds), files, predictions)
 
-        candidates: list[Candidate] = []
+        points = (point for runs in self.students.values() for _, point in runs)
+        taught = next(
+            point for point in points if point.stage and point.stage.first_teacher
+        )  # all have the same teacher
+        teacher = self._exporter(taught, of_teacher=True)
+        candidates = [candidate(TEACHER, form, None, [0], [teacher]) for form in forms]
         for name, runs in self.students.items():
-            if not candidates:  # all students have the same teacher
-                teacher = self._exporter(runs[0][1], of_teacher=True)
-                candidates = [candidate(TEACHER, form, None, [0], [teacher]) for form in forms]
             first, exporters = runs[0][0], [self._exporter(point) for _, point in runs]
             seeds, source = [run["seed"] for run, _ in runs], first["student"].get("source")
             # Students of one chain share these, and differ in depth or size alone.
-            family = label(first), source is not None and source == first.get("teacher")
+            is_taught = runs[0][1].stage is not None and runs[0][1].stage.first_teacher is not None
+            family = (label(first), source is not None and source == first.get("teacher")) if is_taught else None
             candidates += [candidate(name, form, family, seeds, exporters) for form in forms]
         return candidates
 

@@ -99,12 +99,13 @@ class PredictionTerm(LossTerm):
 class SoftLabels(PredictionTerm):
     """Loss against the teacher's predictions (ALP-KD Eq. 2, Hinton et al.); for regression, squared error of outputs.
 
+    Cross entropy cannot fall below the teacher's entropy. The term is the excess over it, the KL divergence: what is
+    left to learn, with the same gradient.
+
     Args:
         temperature: temperature T > 0 of student and teacher; unused for regression.
         scale_by_t2: whether the loss is multiplied by T², so that the size of the gradient does not depend on T.
         standardize: whether the logits of each output are standardized before (Sun et al. 2024, arXiv 2403.01427).
-
-    ``diagnostics`` has ``divergence``: the loss minus the lowest value that it can have for this teacher.
     """
 
     per_class: ClassVar[bool] = False
@@ -147,11 +148,8 @@ class SoftLabels(PredictionTerm):
             logits, targets = standardized(logits), standardized(targets)
         options = (batch, self.temperature, self.scale_by_t2)
         divisor = self.outputs.num_summed_classes(logits) if self.per_class else 1
-        loss = self.outputs.soft_label_loss(logits, targets, *options) / divisor
-        # Cross entropy cannot fall below the teacher's entropy, so only the excess over it can still be learned.
-        lowest_loss = self.outputs.soft_label_loss(targets, targets, *options) / divisor
-        self.diagnostics = {"divergence": (loss - lowest_loss).detach()}
-        return loss
+        loss = self.outputs.soft_label_loss(logits, targets, *options)
+        return (loss - self.outputs.soft_label_loss(targets, targets, *options)) / divisor
 
 
 class SoftLabelsPerClass(SoftLabels):

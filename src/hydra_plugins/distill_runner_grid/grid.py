@@ -52,7 +52,13 @@ class GridSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         from distill_runner.common import hub
         from distill_runner.common.schema import validate_config
-        from distill_runner.deploy.frontier_sweep import NO_TEST, Frontier, finish_frontiers, require_frontier
+        from distill_runner.deploy.frontier_sweep import (
+            NO_TEST,
+            Frontier,
+            add_labels_alone,
+            finish_frontiers,
+            require_frontier,
+        )
         from distill_runner.sweeping.plan import show_plan
         from distill_runner.sweeping.points import SweepConfig, expand
         from distill_runner.sweeping.slurm_queue import submit_grid, submitter
@@ -73,6 +79,7 @@ class GridSweeper(Sweeper):
         require_points(grid)
         if frontier:
             require_frontier(grid)
+            add_labels_alone(grid)
         grid = settings.shard_of(grid)
         if self.config.plan:
             show_plan(grid, num_workers, settings.retry_failed)
