@@ -53,7 +53,10 @@ Expected = tuple[int, float, int, float, int]
         # Another paper's recipe for a method, and what a task of no paper keeps.
         ("task=rte method=alp recipe=internal", (64, 2e-5, 50, 2e-5, 10), "accuracy"),
         ("task=demo_sentences method=internal", (64, 2e-5, 1, 2e-5, 1), "accuracy"),
-        ("task=custom method=minilmv2", (128, 2e-5, 3, 2e-5, 3), None),
+        # On own data, whatever the method: rates by teacher.
+        ("task=custom method=minilmv2", (128, 5e-5, 3, 5e-5, 3), None),
+        ("task=custom teacher=minilm_l6", (128, 2e-4, 3, 1e-4, 3), None),
+        ("task=custom_vectors teacher=minilm_l6", (128, 5e-4, 1, 1e-4, 0), None),
         # The command line goes before the paper.
         ("task=cola method=minilmv2 optim.epochs=2 task.max_length=32", (32, 2e-5, 2, 2e-5, 25), "matthews"),
     ],
