@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,16 @@ from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.features import EncoderShape
 from distill_runner.models.images import reads_images
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
-from distill_runner.models.vectors import SentenceEncoder, saved_settings, source_folder, vector_modules
+from distill_runner.models.static import fill_table
+from distill_runner.models.vectors import (
+    SentenceEncoder,
+    VectorModules,
+    is_sentence_folder,
+    read_sentence_folder,
+    saved_settings,
+    source_folder,
+    vector_modules,
+)
 from distill_runner.models.weights import require_all
 from distill_runner.models.zero_shot import INFERENCE_REMEDY, Hypotheses, ZeroShotClassifier, load_hypotheses
 
@@ -54,9 +64,8 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None, source:
     network = _network(model, head, vocab_size, source)
     if head.vectors is None:
         return network
-    name, folder = (source.name, source.download()) if source else ("", None)
     settings = saved_settings(head.vectors, source_folder(source))
-    encoder: Any = SentenceEncoder(network, vector_modules(model, head.vectors, folder, name), settings)
+    encoder: Any = SentenceEncoder(network, vector_modules(model, head.vectors, *_pooled(model, source)), settings)
     return encoder
 
 
@@ -88,10 +97,22 @@ def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: Mod
     Raises:
         UserError: a vector cannot be made of the source's states.
     """
+    is_static = model.layers == "static"
     if head.vectors is None:
+        if is_static:
+            remedy = "Take a task of vectors (task=custom_vectors), or student=truncated."
+            raise UserError(".model.layers", "static", "is a table of token vectors, without a head", remedy)
         return head.num_labels
-    name, folder = (source.name, source.download()) if source else ("", None)
-    return vector_modules(model, head.vectors, folder, name).width(shape.width)
+    modules = vector_modules(model, head.vectors, *_pooled(model, source))
+    if is_static and modules != VectorModules():
+        problem = "a static student has the normalized mean of all its tokens"
+        raise UserError("student", "static", problem, "Leave out task.pooling, task.normalize and task.include_prompt.")
+    return modules.width(shape.width)
+
+
+def _pooled(model: ModelConfig, source: ModelSource | None) -> tuple[Path | None, str]:
+    """Return folder and name of what says how states become a vector; a static student has a mean of its own."""
+    return (source.download(), source.name) if source and model.layers != "static" else (None, "")
 
 
 def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: ModelSource | None) -> PreTrainedModel:
@@ -105,6 +126,8 @@ def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: Mod
     config = read_config(model, source)
     if vocab_size is not None:
         config.vocab_size = vocab_size
+    if model.layers == "static" and source is not None:
+        return _static(model, config, source)
     head.describe(config)
     if (
         source is not None and model.layers != "random" and reads_images(config)
@@ -116,6 +139,17 @@ def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: Mod
     if source is not None and model.layers != "random":
         _copy_layers(_resized(_load(source, AutoModel, model), vocab_size), network, model.layers)
     return network
+
+
+def _static(model: ModelConfig, config: Any, source: ModelSource) -> PreTrainedModel:
+    """Return a table of tokens with the vectors that the source gives them, not divided by their lengths."""
+    folder = source.download()
+    modules = read_sentence_folder(folder, source.name).modules if is_sentence_folder(folder) else VectorModules()
+    layers = modules.layers[:-1] if modules.is_normalized else modules.layers
+    teacher = SentenceEncoder(_load(source, AutoModel, model), replace(modules, layers=layers)).eval()
+    table: PreTrainedModel = AutoModel.from_config(config, dtype=torch.float32)
+    fill_table(table, teacher, source.tokenizer())
+    return table
 
 
 def _load(source: ModelSource, auto: Any, model: ModelConfig, **options: Any) -> PreTrainedModel:

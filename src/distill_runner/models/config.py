@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
-Init = Literal["first", "first_last", "group_top", "alternate", "random", "embeddings_only"]
+Init = Literal["first", "first_last", "group_top", "alternate", "random", "embeddings_only", "static"]
 
 
 class ZeroShot(Schema):
@@ -62,7 +62,8 @@ class ModelConfig(Schema):
             ``first_last`` the lowest ones and, as its top, the source's last layer. The other two divide the
             source's layers into as many equal groups as the model has layers: ``group_top`` copies the top layer of
             each group (internal representations), ``alternate`` the bottom layer (DistilBERT). ``embeddings_only``
-            copies no layers but the embeddings; ``random`` copies no weights.
+            copies no layers but the embeddings; ``random`` copies no weights. ``static`` makes a table of tokens, from
+            the source's vectors of them (``models.static``).
         head: ``new`` for a new head, or ``keep`` for the head of a fine-tuned source. The outputs of a kept head are
             put in the task's order by name.
         labels: names of a kept head's outputs, for a head whose configuration does not name them (LABEL_0, ...).
@@ -104,7 +105,7 @@ class ModelConfig(Schema):
     @property
     def copies_layers(self) -> bool:
         """Whether the model copies layers of a source, so that it cannot have more layers than the source."""
-        return self.source is not None and self.layers not in ("random", "embeddings_only")
+        return self.source is not None and self.layers not in ("random", "embeddings_only", "static")
 
     def output_names(self, label_names: Mapping[int, str] | None, source_name: str) -> Mapping[int, str] | None:
         """Return the names of a kept head's outputs: those of the user, or else those of its configuration.

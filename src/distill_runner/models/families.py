@@ -261,6 +261,17 @@ class ModernBert(Family):
         return model.decoder(hidden) if hasattr(model, "decoder") else model.classifier(drop(model.drop, hidden, 0))
 
 
+class Static(Family):
+    """A table of tokens, without layers (``models.static``)."""
+
+    def layers(self, backbone: Any) -> list[Layer]:
+        return []
+
+    def embed(self, model: Any, batch: Batch, drop: Drop) -> Tensor:
+        rows_TH: Tensor = model.base_model.rows(batch.input_ids)
+        return rows_TH
+
+
 PACKED: dict[str, Family] = {
     "bert": Family(),
     "electra": Electra(),
@@ -269,5 +280,6 @@ PACKED: dict[str, Family] = {
     "camembert": Roberta(),
     "distilbert": DistilBert(),
     "modernbert": ModernBert(),
+    "model2vec": Static(),
 }
 """Packed families by model type. Other types run padded, through their own ``forward``."""

@@ -150,7 +150,7 @@ class EncoderShape:
             return cls(depth, width, 0, config.num_labels or 0, 0, config.model_type, 0, **sizes)
         heads = config.num_attention_heads
         return cls(
-            config.num_hidden_layers,
+            getattr(config, "num_hidden_layers", 0),
             config.hidden_size,
             heads,
             config.num_labels or 0,

@@ -29,6 +29,7 @@ from distill_runner.models.config import ModelConfig, check_config, layers_to_co
 from distill_runner.models.features import MPNET, OFFSET_POSITIONS, EncoderShape, is_other_classifier
 from distill_runner.models.images import reads_images
 from distill_runner.models.metadata import read_json, unread_keys
+from distill_runner.models.static import StaticConfig
 
 PACKAGE = "package:"
 FOLDER_REMEDY = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
@@ -379,7 +380,13 @@ def read_config(model: ModelConfig, source: ModelSource | None = None) -> PreTra
     """
     if model.source is None:
         return _new_config(model)
-    config = (source or resolve_source(model.source)).config()
+    source = source or resolve_source(model.source)
+    config = source.config()
+    if model.layers == "static":
+        if model.num_layers is not None:
+            raise UserError(".model.num_layers", model.num_layers, "a static student has no layers", "Leave it out.")
+        ignored = source.tokenizer().all_special_ids
+        return StaticConfig(vocab_size=config.vocab_size, hidden_dim=config.hidden_size, ignored_ids=ignored)
     if model.num_layers is None:
         return config
     if reads_images(config):
@@ -411,7 +418,10 @@ def read_shape(model: ModelConfig, source: ModelSource | None = None) -> Encoder
     if model.zero_shot is not None or (model.head == "keep" and is_other_classifier(config)):
         return EncoderShape.of_classifier(config)
     key, remedy = (".model.source" if model.source else ".model.architecture"), "Take BERT or a similar encoder."
-    is_encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_encoder_decoder
+    is_encoder = (
+        config.model_type in (*MODEL_FOR_MASKED_LM_MAPPING_NAMES, StaticConfig.model_type)
+        and not config.is_encoder_decoder
+    )
     if not reads_images(config) and not trusts_code() and not is_encoder:
         problem = f"a {config.model_type} is not a bidirectional text encoder"
         if is_other_classifier(config):

@@ -165,6 +165,8 @@ def trim_embeddings(model: PreTrainedModel, remaining_ids: np.ndarray) -> None:
         for axis in (axis for axis, size in enumerate(tensor.shape) if size != old.shape[axis]):
             tensor.copy_(old.index_select(axis, rows.to(old.device)))
     network.get_input_embeddings().padding_idx = new_ids.get(padding)
+    if hasattr(config, "ignored_ids"):
+        config.ignored_ids = [new_ids[number] for number in config.ignored_ids]
     for name, value in vars(config).copy().items():
         if name.endswith("_token_id") and isinstance(value, int):
             setattr(config, name, new_ids.get(value))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -23,6 +24,7 @@ from distill_runner.common.errors import UserError, root_cause
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.config import Similarity, VectorOptions
 from distill_runner.models.metadata import read_json, unread_keys
+from distill_runner.models.static import StaticModel
 
 if TYPE_CHECKING:
     from distill_runner.models.config import ModelConfig
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 PoolingMode = Literal["mean", "cls", "last"]
 _ACTIVATIONS = {name: getattr(nn, name) for name in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")}
 MODULES, SETTINGS, CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
+STATIC = "StaticEmbedding"
 _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LENGTHS = tuple(f"sentence_{family}_config.json" for family in _FAMILIES)
 """Files with the maximum length, of which a folder has one."""
@@ -253,6 +256,30 @@ def _content(folder: Path, name: str) -> SentenceFolder:
     entries = sorted(read_json(folder / MODULES), key=lambda entry: entry["idx"])
     types = [str(entry["type"]) for entry in entries]
     kinds = [one.rpartition(".")[2] if one.startswith("sentence_transformers.") else one for one in types]
+    if kinds[:1] == [STATIC] and {*kinds[1:]} <= {"Normalize"}:
+        modules = VectorModules(layers=(None,) * (len(kinds) - 1))
+    else:
+        modules = _pooled_modules(folder, entries, kinds, name)
+    lengths: Any = next((read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
+    settings, tokenizer = read_json(folder / SETTINGS), read_json(folder / "tokenizer_config.json")
+    prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
+    default = settings.get("default_prompt_name")
+    default = default if default in prompts else None
+    if (similarity := settings.get("similarity_fn_name") or "cosine") not in get_args(Similarity):
+        problem = f"has similarity_fn_name={similarity}, which is not read"
+        raise UserError(".model.source", name, problem, f"Known: {', '.join(get_args(Similarity))}.")
+    max_length = lengths.get("max_seq_length") or tokenizer.get("model_max_length") or UNLIMITED
+    length = int(max_length) if max_length < UNLIMITED else None
+    contents = [(entry, MODULES) for entry in entries] + [(lengths, LENGTHS[0]), (settings, SETTINGS)]
+    paths = zip(kinds[1:], entries[1:], strict=True)
+    contents += [(read_json(folder / entry["path"] / CONFIG), f"{kind}/{CONFIG}") for kind, entry in paths]
+    unread = tuple(text for content, kind in contents for text in unread_keys(content, kind, name))
+    return SentenceFolder(modules, length, prompts, default, cast("Similarity", similarity), unread)
+
+
+def _pooled_modules(
+    folder: Path, entries: Sequence[Mapping[str, Any]], kinds: Sequence[str], name: str
+) -> VectorModules:
     if kinds[:2] != ["Transformer", "Pooling"] or entries[0].get("path"):
         problem = f"begins with the modules {', '.join(kinds[:2])}, or has its encoder in a subfolder"
         raise UserError(".model.source", name, problem, f"Only an encoder and its pooling are read. {_REMEDY}")
@@ -268,22 +295,7 @@ def _content(folder: Path, name: str) -> SentenceFolder:
             layers.append(_dense(folder / entry["path"], name) if kind == "Dense" else None)
         elif kind != "Dropout":  # does nothing in evaluation
             raise UserError(".model.source", name, f"has a module {kind}, which is not read", _REMEDY)
-    lengths: Any = next((read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
-    settings, tokenizer = read_json(folder / SETTINGS), read_json(folder / "tokenizer_config.json")
-    prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
-    default = settings.get("default_prompt_name")
-    modules = VectorModules(_NAMES[mode], bool(pooling.get("include_prompt", True)), tuple(layers))
-    default = default if default in prompts else None
-    if (similarity := settings.get("similarity_fn_name") or "cosine") not in get_args(Similarity):
-        problem = f"has similarity_fn_name={similarity}, which is not read"
-        raise UserError(".model.source", name, problem, f"Known: {', '.join(get_args(Similarity))}.")
-    max_length = lengths.get("max_seq_length") or tokenizer.get("model_max_length") or UNLIMITED
-    length = int(max_length) if max_length < UNLIMITED else None
-    contents = [(entry, MODULES) for entry in entries] + [(lengths, LENGTHS[0]), (settings, SETTINGS)]
-    paths = zip(kinds[1:], entries[1:], strict=True)
-    contents += [(read_json(folder / entry["path"] / CONFIG), f"{kind}/{CONFIG}") for kind, entry in paths]
-    unread = tuple(text for content, kind in contents for text in unread_keys(content, kind, name))
-    return SentenceFolder(modules, length, prompts, default, cast("Similarity", similarity), unread)
+    return VectorModules(_NAMES[mode], bool(pooling.get("include_prompt", True)), tuple(layers))
 
 
 def _dense(folder: Path, name: str) -> Dense:
@@ -346,14 +358,18 @@ def write_modules(folder: Path, model: SentenceEncoder) -> None:
     """Write the modules of a model beside its encoder, as ``SentenceTransformer(folder)`` reads them."""
     modules = model.modules_after
     flags = {flag: _NAMES.get(mode) == modules.pooling for flag, mode in POOLING_FLAGS.items()}
+    is_static = isinstance(model.encoder, StaticModel)
     pooling = {"word_embedding_dimension": int(model.config.hidden_size), **flags}
-    files: dict[str, Any] = {"1_Pooling/config.json": pooling | {"include_prompt": modules.include_prompt}}
-    kinds = ["Transformer", "Pooling", *("Normalize" if dense is None else "Dense" for dense in modules.layers)]
-    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
+    first = [STATIC] if is_static else ["Transformer", "Pooling"]
+    files: dict[str, Any] = {}
+    if not is_static:
+        files["1_Pooling/config.json"] = pooling | {"include_prompt": modules.include_prompt}
+    kinds = [*first, *("Normalize" if dense is None else "Dense" for dense in modules.layers)]
+    paths = ["." if is_static else "", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
     for path in paths[1:]:
         shutil.rmtree(folder / path, ignore_errors=True)
         (folder / path).mkdir(parents=True)
-    for path, dense, layer in zip(paths[2:], modules.layers, model.head, strict=True):
+    for path, dense, layer in zip(paths[len(first) :], modules.layers, model.head, strict=True):
         if dense is not None:
             activation = _ACTIVATIONS[dense.activation]
             config = {name: getattr(dense, name) for name in ("in_features", "out_features", "bias")}

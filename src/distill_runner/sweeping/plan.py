@@ -248,9 +248,12 @@ class Estimator:
         return fmean(seconds[1:] or seconds) / (tokens * (products(stage.shape) + matrices))
 
     def _random(self, stage: Stage) -> PreTrainedModel:
-        model = stage.root.config.model
-        shape = {"num_layers": stage.shape.num_layers, "layers": "random", "head": "new"}
-        vocab_size = self.pipeline.inputs.vocab_size(stage.root)
+        model, vocab_size = stage.root.config.model, self.pipeline.inputs.vocab_size(stage.root)
+        shape: dict[str, Any] = {"num_layers": stage.shape.num_layers, "layers": "random", "head": "new"}
+        if not stage.shape.num_layers:  # a table of tokens
+            table = {"model_type": stage.shape.model_type, "hidden_dim": stage.shape.width}
+            shape = {"num_layers": None, "source": None, "layers": "first", "architecture": table}
+            vocab_size = stage.shape.vocab_size
         return build(model.model_copy(update=shape), stage.head, vocab_size)
 
     def _teacher(self, stage: Stage) -> tuple[TeacherTargets, float]:

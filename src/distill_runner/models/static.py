@@ -1,0 +1,107 @@
+"""Static students: a vector for each token, whose mean is the vector of a text, as those of model2vec (Tulkens 2024).
+
+One folder serves three: this package, ``StaticModel.from_pretrained`` of model2vec, and sentence-transformers, which
+reads it as a ``StaticEmbedding``. Importing this module registers configuration and model with ``transformers``.
+
+Shapes: V tokens of the vocabulary with H numbers each.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+from transformers.modeling_outputs import BaseModelOutput
+
+TOKENS_AT_ONCE = 512
+SIF = 1e-4
+"""Smoothing of the weights by frequency (Arora et al. 2017, Eq. 2), as in model2vec."""
+
+
+@strict
+class StaticConfig(PreTrainedConfig):
+    """Sizes of a ``StaticModel``.
+
+    Args:
+        hidden_dim: numbers of a vector.
+        ignored_ids: special tokens, which add nothing to the vector of a text; model2vec does not even read them.
+        normalize, seq_length: for model2vec: vectors have length 1, and texts are not cut.
+    """
+
+    model_type = "model2vec"
+    attribute_map: ClassVar[dict[str, str]] = {"hidden_size": "hidden_dim"}
+
+    vocab_size: int = 30522
+    hidden_dim: int = 256
+    ignored_ids: list[int] | tuple[int, ...] = ()
+    num_attention_heads: int = 1
+    max_position_embeddings: int = 2**31 - 1
+    normalize: bool = True
+    seq_length: int = 1_000_000
+
+
+class StaticModel(PreTrainedModel):
+    """A table of tokens: ``input_ids`` (B, L) -> ``last_hidden_state`` (B, L, H), the row of each token."""
+
+    config_class = StaticConfig
+    config: StaticConfig
+    base_model_prefix = "table"
+
+    def __init__(self, config: StaticConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_dim)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings = value
+
+    def forward(self, input_ids: Tensor, **_ignored: object) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=self.rows(input_ids))
+
+    def rows(self, input_ids: Tensor) -> Tensor:
+        """Return the row of each token (..., H); 0 for ignored tokens."""
+        counts = torch.ones_like(input_ids, dtype=torch.bool)
+        for number in self.config.ignored_ids:
+            counts = counts & (input_ids != number)
+        return self.embeddings(input_ids) * counts[..., None]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Embedding):
+            init.normal_(module.weight)
+
+
+@torch.no_grad()
+def fill_table(table: StaticModel, teacher: Any, tokenizer: Any) -> None:
+    """Give each token its vector by a model of vectors, centered, and weighted by its rank (model2vec's Zipf weights).
+
+    The vocabulary is taken to be in the order of frequency, as most are.
+
+    Args:
+        teacher: model whose ``sentence_embedding`` is the vector of a text; it reads each token as a text.
+    """
+    special, size = tokenizer("")["input_ids"], table.config.vocab_size
+    vectors = []
+    for ids_n in torch.arange(size).split(TOKENS_AT_ONCE):
+        around = [torch.full_like(ids_n, number) for number in special]
+        input_ids = torch.stack([*around[:1], ids_n, *around[1:]], dim=1)
+        vectors.append(teacher(input_ids, torch.ones_like(input_ids)).sentence_embedding)
+    vectors_VH, ignored = torch.cat(vectors), torch.tensor(table.config.ignored_ids, dtype=torch.long)
+    counts_V1 = torch.ones(size, 1).index_fill_(0, ignored, 0)
+    vectors_VH = vectors_VH - (vectors_VH * counts_V1).sum(0) / counts_V1.sum()
+    share_V1 = 1 / torch.arange(2, size + 2, dtype=torch.float64)[:, None]
+    weight_V1 = SIF / (SIF + share_V1 / share_V1.sum())
+    table.embeddings.weight.copy_(vectors_VH * counts_V1 * weight_V1)
+
+
+AutoConfig.register(StaticConfig.model_type, StaticConfig)
+AutoModel.register(StaticConfig, StaticModel)
+register_checkpoint_conversion_mapping(
+    StaticConfig.model_type, [WeightRenaming("^embeddings", "embeddings.weight")]
+)  # model2vec's name
