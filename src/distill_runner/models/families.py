@@ -272,6 +272,8 @@ class Static(Family):
         return rows_TH
 
 
+TABLE = "model2vec"
+"""Model type of a table of tokens."""
 PACKED: dict[str, Family] = {
     "bert": Family(),
     "electra": Electra(),
@@ -280,6 +282,6 @@ PACKED: dict[str, Family] = {
     "camembert": Roberta(),
     "distilbert": DistilBert(),
     "modernbert": ModernBert(),
-    "model2vec": Static(),
+    TABLE: Static(),
 }
 """Packed families by model type. Other types run padded, through their own ``forward``."""

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from distill_runner.common.errors import UserError
-from distill_runner.models.families import PACKED, Projection
+from distill_runner.models.families import PACKED, TABLE, Projection
 from distill_runner.models.hooked import HOOKED
 from distill_runner.models.images import depth_and_width, image_size, reads_images
 
@@ -148,9 +148,11 @@ class EncoderShape:
             depth, width = depth_and_width(config)
             sizes: dict[str, Any] = {"num_channels": config.num_channels, "image_size": image_size(config)}
             return cls(depth, width, 0, config.num_labels or 0, 0, config.model_type, 0, **sizes)
+        if config.model_type == TABLE:
+            return cls(0, config.hidden_size, 1, config.num_labels or 0, config.vocab_size, TABLE, UNLIMITED)
         heads = config.num_attention_heads
         return cls(
-            getattr(config, "num_hidden_layers", 0),
+            config.num_hidden_layers,
             config.hidden_size,
             heads,
             config.num_labels or 0,

@@ -26,6 +26,7 @@ from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.hub import HubError
 from distill_runner.models.adapters import ADAPTER_FILES, base_name, merged_folder
 from distill_runner.models.config import ModelConfig, check_config, layers_to_copy
+from distill_runner.models.families import TABLE
 from distill_runner.models.features import MPNET, OFFSET_POSITIONS, EncoderShape, is_other_classifier
 from distill_runner.models.images import reads_images
 from distill_runner.models.metadata import read_json, unread_keys
@@ -418,10 +419,7 @@ def read_shape(model: ModelConfig, source: ModelSource | None = None) -> Encoder
     if model.zero_shot is not None or (model.head == "keep" and is_other_classifier(config)):
         return EncoderShape.of_classifier(config)
     key, remedy = (".model.source" if model.source else ".model.architecture"), "Take BERT or a similar encoder."
-    is_encoder = (
-        config.model_type in (*MODEL_FOR_MASKED_LM_MAPPING_NAMES, StaticConfig.model_type)
-        and not config.is_encoder_decoder
-    )
+    is_encoder = config.model_type in (*MODEL_FOR_MASKED_LM_MAPPING_NAMES, TABLE) and not config.is_encoder_decoder
     if not reads_images(config) and not trusts_code() and not is_encoder:
         problem = f"a {config.model_type} is not a bidirectional text encoder"
         if is_other_classifier(config):

@@ -17,6 +17,8 @@ from transformers.conversion_mapping import register_checkpoint_conversion_mappi
 from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_outputs import BaseModelOutput
 
+from distill_runner.models.families import TABLE
+
 TOKENS_AT_ONCE = 512
 SIF = 1e-4
 """Smoothing of the weights by frequency (Arora et al. 2017, Eq. 2), as in model2vec."""
@@ -32,14 +34,13 @@ class StaticConfig(PreTrainedConfig):
         normalize, seq_length: for model2vec: vectors have length 1, and texts are not cut.
     """
 
-    model_type = "model2vec"
+    model_type = TABLE
     attribute_map: ClassVar[dict[str, str]] = {"hidden_size": "hidden_dim"}
 
     vocab_size: int = 30522
     hidden_dim: int = 256
     ignored_ids: list[int] | tuple[int, ...] = ()
     num_attention_heads: int = 1
-    max_position_embeddings: int = 2**31 - 1
     normalize: bool = True
     seq_length: int = 1_000_000
 
