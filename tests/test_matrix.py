@@ -44,8 +44,8 @@ and goes on where it was cut off; none: each cell has one way, in turn."""
 
 
 def cells(trained: bool = False) -> list[Any]:
-    """Method, student and the ways to start it. By ``make matrix``: all students but one."""
-    pairs = list(itertools.product(choices("method"), sorted({*choices("student")} - OF_THE_HUB)))
+    """Method, student (not tables of tokens) and the ways to start it. By ``make matrix``: all students but one."""
+    pairs = list(itertools.product(choices("method"), sorted({*choices("student")} - OF_THE_HUB - {"static"})))
     chosen = [pair for pair in pairs if OUTCOMES or not trained or pair[1] in USUAL]
     turns = {pair: INITS if OUTCOMES else (INITS[number % len(INITS)],) for number, pair in enumerate(pairs)}
     return [
