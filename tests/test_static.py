@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.datasets.tokenization import Examples
+from distill_runner.deploy import onnx
 from distill_runner.models.build import build, load_model
 from distill_runner.models.config import Head, ModelConfig, VectorOptions
 from distill_runner.models.extract import extract
@@ -60,6 +61,7 @@ def test_a_folder_holds_what_embedding_bag_reads_without_special_tokens(source: 
     again = load_model(folder, HEAD)
     assert torch.equal(vectors(again, tokenizer, tmp_path / "again"), own)
     assert read_shape(ModelConfig(source=str(folder), head="keep")).num_layers == 0
+    assert onnx.input_names(again) == {"input_ids", "attention_mask"}, "what the exported mean reads"
 
 
 def test_tokens_start_from_the_vectors_of_the_source(source: str) -> None:

@@ -63,7 +63,7 @@ class StaticModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embeddings = value
 
-    def forward(self, input_ids: Tensor, **_ignored: object) -> BaseModelOutput:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_ignored: object) -> BaseModelOutput:
         return BaseModelOutput(last_hidden_state=self.rows(input_ids))
 
     def rows(self, input_ids: Tensor) -> Tensor:
