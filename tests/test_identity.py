@@ -93,7 +93,6 @@ ASSISTED = ("method=takd", "assistant.num_layers=3")
             (("method=rkd",), "task.class_weights=[1,1]", []),
             (("method=internal", "schedule=pid"), "schedule.share=0.5", ["schedule.share"]),
             (("method=rkd",), "loss=equal", []),
-            (("method=alp", "loss=recipe"), "loss=equal", ["loss recipe", "loss equal"]),
             (RELATIONS, "relations.pairs=[QK,VV]", ["distil.relations.pairs"]),
             (RELATIONS, "relations.heads=1", ["distil.relations.heads"]),
             (RELATIONS, "corpus.stream=true", []),
