@@ -230,7 +230,7 @@ def test_impossible_pairs_are_refused() -> None:
     assert refusal(mapping={"rule": "all"}, combine="select") == (
         "mapping=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]: "
         "this method compares student layer 1 with one teacher layer, not with 12\n"
-        "  Take mapping=skip, last or layer, or a method that combines layers: method=ckd or alp."
+        "  mapping=skip, or a method that combines layers: method=ckd"
     )
     widths = "student: its states have 6 features, the teacher's 10; "
     for combine in ("select", "attend"):

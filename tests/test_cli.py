@@ -26,7 +26,7 @@ from distill_runner.compose.command_line import hydra_arguments
 from distill_runner.compose.folders import choices
 from distill_runner.pipeline.store import IN_USE
 from distill_runner.training.devices import Device
-from helpers.command import Ended, distill_run
+from helpers.command import Ended, check_offers, distill_run
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "faults" / "bad_inputs.md"
@@ -496,7 +496,8 @@ def test_a_bad_input_is_told_in_two_lines(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     base = "task=custom task.dataset=data task.columns=[sentence1,sentence2] task.max_length=48"
     base += " teacher=base teacher.source=model student.num_layers=2"
-    ended = distill_run(faulty_folders, *base.split(), *shlex.split(typed))
+    arguments = [*base.split(), *shlex.split(typed)]
+    ended = distill_run(faulty_folders, *arguments)
     lines = [
         line
         for line in ended.err.splitlines()
@@ -508,6 +509,7 @@ def test_a_bad_input_is_told_in_two_lines(
         assert "\n".join(lines) == printed
     assert (ended.code, ended.out) == (2, "")
     assert 1 <= len(lines) <= 2
+    check_offers(lambda *offer: distill_run(faulty_folders, *arguments, *offer, "plan=true"), ended)
     assert not list(faulty_folders.glob("outputs/store/stage/*/model")), "something was trained"
 
 

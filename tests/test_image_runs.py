@@ -164,7 +164,7 @@ def test_a_teacher_of_images_that_change_is_live_and_says_so(run: Callable[..., 
         plan(changing.stage, changing.store, "cached")
     assert str(error.value) == (
         "runtime.targets=cached: training images look different in each epoch\n"
-        "  Set augment.views=8, for 8 fixed views of each image, or runtime.targets to auto or live."
+        "  For 8 fixed views of each image: augment.views=8. Or runtime.targets=live"
     )
 
 

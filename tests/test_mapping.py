@@ -86,7 +86,7 @@ def test_skip_takes_the_first_of_each_bucket_where_they_are_equal(m_n: tuple[int
             12,
             "student.num_layers=12: mapping=skip needs a student shallower than the teacher, "
             "which has 12 layers\n"
-            "  Take student.num_layers below 12, or mapping=explicit.",
+            "  student.num_layers=11 or another number below 12.",
         ),
         (
             {"rule": "layer", "layer": 13},

@@ -398,7 +398,7 @@ def test_slices_of_one_unlabeled_file_do_not_validate(tmp_path: Path) -> None:
 def test_without_any_gold_label_the_agreement_must_be_asked_for(tmp_path: Path) -> None:
     scored: Columns = {"text": texts(20), "p_bad": [0.9, 0.2] * 10, "p_good": [0.1, 0.8] * 10}
     folder = save(tmp_path, train=scored)
-    with pytest.raises(UserError, match="to score the agreement"):
+    with pytest.raises(UserError, match="take the labels from the scores"):
         task(folder, probabilities=["p_bad", "p_good"], split_off=0.2)
     own = task(folder, probabilities=["p_bad", "p_good"], split_off=0.2, gold="none")
     assert own.labels == ["bad", "good"]

@@ -26,7 +26,7 @@ from distill_runner.compose.folders import configuration_keys
         ("optim.bach_size=1", "Did you mean 'optim.batch_size'?"),
         ("student.layers=2", "It belongs to "),
         ("loss.beta=0.1", "Set loss.eta and loss.lambda."),
-        ("experiment/pro_kd=cifar", "+experiment/pro_kd=<choice> adds it: bert_small, cifar, "),
+        ("experiment/pro_kd=cifar", "'+experiment/pro_kd=<choice>' adds it: bert_small, cifar, "),
     ],
 )
 def test_names_of_papers_and_other_tools_lead_to_ours(

@@ -47,7 +47,9 @@ def test_no_line_is_wider_than_the_terminal_and_speed_and_time_are_on_it(
     assert max(map(len, lines)) <= width
     assert "first steps" in lines[0]
     assert "123 ex/s" in lines[-1]
-    assert "left" in lines[-1]
+    assert "left" in text
+    assert "100%" in lines[-1]
+    assert "left" not in lines[-1], "the stage has ended"
 
 
 def test_the_losses_that_are_shown_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

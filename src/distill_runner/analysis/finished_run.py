@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.compose.run_config import typed_run
 
 if TYPE_CHECKING:
@@ -157,10 +157,10 @@ class FinishedRun:
                 break
         else:
             problem = f"{self.name} does not weight the teacher's layers"
-            raise UserError("run", self.folder, problem, "Give runs of method=alp.")
+            raise UserError("run", self.folder, problem, "Give runs of " + override("method", "alp") + ".")
         if combination.attention.type == "kqv":
             problem = "its attention has trained projections, which are not kept with the student"
-            raise UserError("run", self.folder, problem, "Give runs of attention=dot.")
+            raise UserError("run", self.folder, problem, "Give runs of " + override("attention", "dot") + ".")
         for layer in layers:
             if layer not in term.layers:
                 remedy = f"It supervises {', '.join(map(str, term.layers))}."

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, command, suggestion
 
 RUNS = Path("outputs/runs")
 FORMATS = ("terminal", "markdown", "csv", "latex", "html", "picture")
@@ -238,7 +238,7 @@ A run builds missing artifacts again. The folder of a run has its own copy of th
 )
 def _store(parser: Parser) -> None:
     parser.add_argument("action", nargs="?", choices=["list", "delete"], default="list")
-    folder = os.environ.get("DISTILL_STORE_DIR") or "outputs/store"
+    folder = os.path.expanduser(os.environ.get("DISTILL_STORE_DIR") or "outputs/store")
     parser.add_argument("--store", default=folder, help="folder of the store (default: %(default)s)")
     parser.add_argument("--kind", action="append", default=[], help="all artifacts of this kind, such as checkpoints")
     key = "one artifact, by the first digits of its key; may be repeated"
@@ -381,8 +381,9 @@ def subcommand_of(arguments: Sequence[str]) -> str | None:
     name = arguments[0]
     if name not in SUBCOMMANDS:
         problem = "is neither a subcommand nor of the form <key>=<value>"
-        remedy = "Leave it out: distill-run task=rte." if name.lower() in RUN_WORDS else suggestion(name, SUBCOMMANDS)
-        raise UserError(name, None, problem, f"{remedy} See distill-run --help.")
+        is_word = name.lower() in RUN_WORDS
+        remedy = "Leave it out: " + command("distill-run task=rte") if is_word else suggestion(name, SUBCOMMANDS)
+        raise UserError(name, None, problem, remedy + " See distill-run --help.")
     return name
 
 

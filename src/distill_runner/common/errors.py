@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -106,16 +107,56 @@ def format_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def format_list(names: list[str]) -> str:
-    """Return a list in Hydra's command line syntax, with quotes around names where Hydra's grammar needs them."""
+class Remedy(str):
+    """Text of a remedy with what it offers to type as data; adding text keeps the offers.
 
-    def item(name: str) -> str:
-        plain = re.fullmatch(r"[A-Za-z]\w*([ .-]+\w+)*|0|[1-9]\d*", name, re.ASCII)
-        if plain and name.lower() not in {"null", "true", "false", "nan", "inf"}:
-            return name
-        return '"' + name.replace('"', '\\"') + '"'
+    Attributes:
+        offers: alternatives, each as the words that a shell passes on: overrides to append, or a command to run.
+    """
 
-    return f"[{','.join(map(item, names))}]"
+    offers: tuple[tuple[str, ...], ...] = ()
+
+    def with_offers(self, *offers: tuple[str, ...]) -> "Remedy":
+        self.offers = offers
+        return self
+
+    def __add__(self, other: str) -> "Remedy":
+        return Remedy(f"{self}{other}").with_offers(*self.offers, *getattr(other, "offers", ()))
+
+    def __radd__(self, other: str) -> "Remedy":
+        return Remedy(f"{other}{self}").with_offers(*self.offers)
+
+
+def override(*keys_and_values: Any) -> Remedy:
+    """Return what a user appends to the command: key, value, key, value, ...; ``~key`` stands alone and removes a key.
+
+    Text in angle brackets stands for what only the user knows.
+    """
+    keys, values = keys_and_values[::2], keys_and_values[1::2]
+    words = tuple(f"{key}={format_typed(value)}" for key, value in zip(keys, values, strict=True)) if values else keys
+    return Remedy(shlex.join(words)).with_offers(words)
+
+
+def command(line: str) -> Remedy:
+    """Return a command that a user runs instead."""
+    return Remedy(line).with_offers(tuple(shlex.split(line)))
+
+
+def format_typed(value: Any) -> str:
+    """Return a value as Hydra's grammar takes it, with quotes around text where the grammar needs them."""
+    if isinstance(value, list | tuple):
+        parts = [format_typed(part) or '""' for part in value]
+        return f"[{','.join(parts)}]"
+    if not isinstance(value, str):
+        return format_value(value)
+    plain = re.fullmatch(r"[A-Za-z][\w:/@%.-]*([ .-]+[\w:/@%.-]+)*|0|[1-9]\d*|0/\d+|<.*>|", value, re.ASCII)
+    if plain and value.lower() not in {"null", "true", "false", "nan", "inf"}:
+        return value
+    value = re.sub(r'(\\+)(?="|$)', r"\1\1", value)  # backslashes count only in front of a quotation mark
+    return '"' + value.replace('"', '\\"') + '"'
+
+
+format_list = format_typed
 
 
 def quantity(count: float, noun: str, form: str = "") -> str:

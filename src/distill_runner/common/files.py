@@ -30,8 +30,8 @@ DISK_FULL_MESSAGES = (
 """Messages for a full disk from libraries that do not pass on the error number; the last two are from torch."""
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 TOO_MANY_FILES_MESSAGES = ("Too many open files", "os error 24")
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN")
-"""Environment variables that hold secrets."""
+SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
+"""End of the names of environment variables that hold secrets."""
 SHORTEST_SECRET = 8
 """Characters of the shortest secret; a shorter value may be a word."""
 PATH = re.compile(r"(?<![\w:./~])(?:file://)?(?:~\w*|\.{1,2})?/(?:[^\s'\",;\]/]+/)*([^\s'\",;\]/]+)")
@@ -114,6 +114,8 @@ def resource_error(error: BaseException) -> Unavailable | None:
         if number in DISK_FULL or any(message in str(cause) for message in DISK_FULL_MESSAGES):
             place = getattr(cause, "filename", None) or "disk"
             return Unavailable(str(place), None, "there is no space left on the disk, or a quota is reached", _REMEDY)
+        if isinstance(cause, FileNotFoundError) and cause.filename is None:  # of getcwd
+            return Unavailable("working folder", None, "has been deleted", "Change to another folder: cd")
         if number in TOO_MANY_FILES or any(message in str(cause) for message in TOO_MANY_FILES_MESSAGES):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             place, problem = getattr(cause, "filename", None) or "files", f"too many are open (the limit is {limit})"
@@ -135,15 +137,20 @@ def require_disk_space(folder: Path, num_bytes: int, content: str) -> None:
         raise Unavailable("store.dir", folder, problem, _REMEDY)
 
 
+def without_secrets(text: str) -> str:
+    """Return the text with ``***`` in place of the values of environment variables that hold secrets."""
+    for name, value in os.environ.items():
+        if SECRET.search(name) and len(value) >= SHORTEST_SECRET:
+            text = text.replace(value, "***")
+    return text
+
+
 def without_paths(text: str) -> str:
     """Return the text with each path shortened to its last name, since folders of this machine mean nothing to others.
 
     The home folder becomes ``~``, and secrets become ``***``.
     """
-    for name in SECRETS:
-        if len(token := os.environ.get(name, "")) >= SHORTEST_SECRET:
-            text = text.replace(token, "***")
-    home = os.path.expanduser("~")
+    text, home = without_secrets(text), os.path.expanduser("~")
     if len(home) > 1:
         text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
     return PATH.sub(r"\1", text)

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 RepoType = Literal["model", "dataset"]
 Value = TypeVar("Value")
+OFFLINE = "HF_HUB_OFFLINE"
 COMMITS = "DISTILL_HUB_COMMITS"
 """Environment variable that passes the commits resolved by a sweep to the processes of its points."""
 TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -95,7 +96,7 @@ def hub_error(error: Exception, repo_type: RepoType, name: str, revision: str | 
             reason = " (its rate limit is reached)" if status == 429 else ""
             return HubError(f"the hub answers {status}{reason}", "Repeat the command later.", True)
     if is_offline(error):
-        return HubError("not downloaded before, and HF_HUB_OFFLINE forbids asking the hub")
+        return HubError(f"not downloaded before, and {OFFLINE} forbids asking the hub")
     return HubError(f"the hub cannot be reached ({root_cause(error)})", temporary=True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.common.files import owner_name, share_remedy
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,6 @@ def try_machine_lock(file: Path) -> BaseFileLock | None:
         return None
     except OSError as error:
         problem = f"{file} cannot be opened: {error.strerror} (it belongs to {owner_name(file)})"
-        remedy = "Name the device (runtime.device=cuda:0), or set TMPDIR to a folder of your own."
+        remedy = "Name the device, " + override("runtime.device", "cuda:0") + ", or set TMPDIR to a folder of your own."
         raise UserError("runtime.device", "auto", problem, remedy) from error
     return lock

@@ -1,7 +1,9 @@
 """Output for people: the progress of stages, as bars on a terminal and plain lines elsewhere, durations and tables."""
 
 import logging
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,27 @@ log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 15.0
 BAR = 8
 """Columns that a bar has at least."""
+
+
+def terminal_width() -> int:
+    """Return the columns of lines of text: those of the terminal, within 60 to 160."""
+    return min(160, max(60, shutil.get_terminal_size((120, 24)).columns))
+
+
+def wrapped(line: str) -> str:
+    """Return a line as lines as wide as the terminal, of whole words; the further ones are indented by two more."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    wrapper = textwrap.TextWrapper(terminal_width(), subsequent_indent=indent, break_on_hyphens=False)
+    wrapper.break_long_words = False
+    return wrapper.fill(line)
+
+
+class WrappingFormatter(logging.Formatter):
+    """Format of the lines that a user reads on standard error; a pipe gets them as they are."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return "\n".join(map(wrapped, text.splitlines())) if sys.stderr.isatty() else text
 
 
 class Stages:
@@ -40,8 +63,10 @@ class Stages:
                     self.streams.append(handler)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: Any) -> None:
         if self.rich:
+            if error is None:
+                self.complete()
             self.rich.stop()
             for handler in self.streams:
                 handler.setStream(sys.stderr)
@@ -49,7 +74,14 @@ class Stages:
 
     def bar(self, stage: str) -> "Bar":
         """Return the progress bar of a stage that begins; on a terminal the bar is visible at once."""
+        self.complete()
         return Bar(self, stage)
+
+    def complete(self) -> None:
+        """Show the bars of stages that have ended as full."""
+        rich = self.rich
+        for task in rich.tasks if rich else ():
+            rich.update(task.id, total=1, completed=1, time="")
 
 
 class Bar:

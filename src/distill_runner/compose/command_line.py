@@ -1,9 +1,8 @@
 """Between the console script and Hydra: the help, the arguments for Hydra, and the errors that Hydra would hide."""
 
+import os
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +14,9 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from distill_runner.common.errors import UnexpectedExit, UserError
+from distill_runner.common.errors import UnexpectedExit, UserError, command
 from distill_runner.common.library_switches import quiet_launcher_warning
+from distill_runner.common.terminal import wrapped
 from distill_runner.compose import folders
 
 Job = Callable[[DictConfig], Any]
@@ -47,7 +47,8 @@ Tab completion:  eval "$(distill-run completion bash)"      or zsh
 Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FULL_ERROR=1
 """
 LISTS = (
-    r"task\.(?:columns|train_columns|labels|metrics|probabilities|logits|answers|no_answer)|teacher\.(?:labels|sources)"
+    r"(?:[\w.]+\.)?(?:columns|train_columns|labels|metrics|probabilities|logits|answers|no_answer|sources|classes"
+    r"|betas|milestones|prefixes|tags|where)|task\.resize"
 )
 """Options that hold a list, which a grid does not vary."""
 OPTIMIZERS = {
@@ -111,7 +112,7 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     parsed, rest = get_args_parser().parse_known_args(arguments)
     for argument in rest:
         if argument.startswith("-"):
-            remedy = "What a run does is written <key>=<value>, such as task=rte. See distill-run --help."
+            remedy = "What a run does is written <key>=<value>. See " + command("distill-run --help")
             raise UserError(argument, None, "there is no such option", remedy)
     for option in ("config_name", "config_path"):
         if value := getattr(parsed, option):
@@ -128,7 +129,7 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     for override in overrides:
         name, _, value = override.lstrip("+").partition("=")
         if value.startswith("[") and folders.choices(name):  # Hydra would merge them
-            remedy = f"One run for each name: distill-run -m {name}={value.strip('[]')}"
+            remedy = "One run for each name: " + command(f"distill-run -m {name}={value.strip('[]')}")
             raise UserError(name, value, "takes one name of the group, not several", remedy)
     sweeper = next((part.partition("=")[2] for part in overrides if part.startswith("hydra/sweeper=")), None)
     if sweeper:
@@ -142,10 +143,13 @@ def expand_shorthand(override: str) -> str:
     """Expand the shorthands in an override.
 
     ``student.init=random`` stands for ``student.init.layers=random``, and ``task.columns=a,b`` for a list, as all of
-    ``LISTS``: zsh reads brackets as a pattern.
+    ``LISTS``: zsh reads brackets as a pattern. A value that begins with ``~/`` is a path in the home folder.
 
     A part of a split, ``train[:90%]``, and a metric with an address get quotes, which Hydra's grammar needs.
     """
+    key, _, value = override.partition("=")
+    if value.startswith("~/"):
+        return f"{key}={os.path.expanduser(value)}"
     override = re.sub(r"^(\+{0,2}[\w.]+)=([\w./:-]+\[[\w~%.]*:[\w~%.]*\])$", r"\1='\2'", override)
     if (metrics := re.fullmatch(r"task\.metrics=\[?(.*?)\]?", override)) and re.search(r"[:/?]", metrics[1]):
         names = (name if name[:1] in "'\"" else f"'{name.strip()}'" for name in metrics[1].split(","))
@@ -194,7 +198,5 @@ def _as_axis(override: str) -> str:
 
 def help_text(subcommands: str) -> str:
     """Return the help text with the subcommands and with the names in each group, wrapped to the terminal's width."""
-    columns = shutil.get_terminal_size((120, 24)).columns
-    wrapped = textwrap.TextWrapper(columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    lines = [wrapped.fill(f"{group}: {', '.join(folders.choices(group))}") for group in folders.groups()]
+    lines = [wrapped(f"{group}: {', '.join(folders.choices(group))}") for group in folders.groups()]
     return HELP_TEXT.replace("{groups}", "\n".join(lines)).replace("{subcommands}", subcommands)

@@ -1,6 +1,7 @@
 """Explain errors to the user: the key as it is typed, its value, the remedy."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -11,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from distill_runner.common.errors import UserError, causes, root_cause, suggestion
+from distill_runner.common.errors import UserError, causes, command, override, root_cause, suggestion
 from distill_runner.common.files import resource_error
 from distill_runner.common.hub import is_hub_id
 from distill_runner.compose.folders import choices, configuration_keys
@@ -19,9 +20,9 @@ from distill_runner.compose.resolvers import inherit_stages
 
 HELP = "See distill-run --help."
 _SOURCES = {
-    "task": "task=custom task.dataset",
-    "teacher": "teacher=base teacher.source",
-    "student": "student=pretrained student.init.source",
+    "task": ("task", "custom", "task.dataset"),
+    "teacher": ("teacher", "base", "teacher.source"),
+    "student": ("student", "pretrained", "student.init.source"),
 }
 """Group -> the overrides whose last one takes a folder or an id of the hub in place of a name."""
 OTHER_WORDS = {
@@ -63,7 +64,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
     if match := re.search(r"Unknown plugin class : 'hydra_plugins\.hydra_(\w+)_(launcher|sweeper)\.", text):
         name, group = match.groups()
         value = next((part.partition("=")[2] for part in overrides if part.startswith(f"hydra/{group}=")), name)
-        remedy = f"pip install hydra-{name}-{group}"
+        remedy = command(f"pip install hydra-{name}-{group}")
         return UserError(f"hydra/{group}", value, "needs a package that is not installed", remedy)
     if not isinstance(error, COMPOSITION_ERRORS):
         return None
@@ -71,7 +72,8 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
         key, equals, value = error.override.partition("=")
         if not equals:
             return UserError(error.override, None, "is not of the form <key>=<value>", HELP)
-        remedy = f"Brackets and quotes must come in pairs; in the shell, quote the whole override: '{key}=[a, b]'"
+        remedy = "Brackets and quotes must come in pairs; in the shell, quote the whole override: "
+        remedy += override(key, ["<a>", "<b>"])
         return UserError(key, value, "cannot be read", remedy)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_such_choice(error.missing_cfg_file, error.options or [], overrides)
@@ -81,8 +83,13 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
         return _no_such_choice(unknown[0] if unknown else "", [], overrides)
     if match := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'\n", text):
         key, values = match.groups()
-        remedy = f"One run for each value: distill-run -m {key}={values}. One list: {key}=[{values}]"
+        remedy = "One run for each value: " + command(shlex.join(["distill-run", "-m", f"{key}={values}"]))
+        remedy += ". A list takes brackets."
         return UserError(key, values, "has several values", remedy)
+    if match := re.search(r"Sweep parameters '([^=']+)=(.*)' requires --multirun", text):
+        sweeper = ["hydra/sweeper=optuna"] if match[2].startswith("interval") else []
+        remedy = "Several runs: " + command(shlex.join(["distill-run", "-m", *sweeper, f"{match[1]}={match[2]}"]))
+        return UserError(*match.groups(), "stands for several values", remedy)
     if match := re.search(r"(?:Could not override|Could not delete from config\.|Interpolation key) '([^'@]+)", text):
         return _no_such_key(match[1])
     if isinstance(error, OSError) and error.filename:
@@ -131,9 +138,9 @@ def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -
     name = file.removeprefix(f"{group}/")
     remedy = suggestion(name, choices(group) or names) or HELP
     if group in _SOURCES and name and (Path(name).exists() or is_hub_id(name)):
-        remedy = f"For a folder or an id of the hub: {_SOURCES[group]}={name}"
+        remedy = "For a folder or an id of the hub: " + override(*_SOURCES[group], name)
     if group == "hydra/sweeper" and name == "optuna":
-        remedy = "pip install hydra-optuna-sweeper"
+        remedy = command("pip install hydra-optuna-sweeper")
     return UserError(group, name, "there is no such choice", remedy)
 
 
@@ -142,9 +149,11 @@ def _no_such_key(key: str) -> UserError:
     owners, name = keys.get(key, []), key.rpartition(".")[2]
     if owners == [key]:
         problem = "is a group that the chosen configuration does not have"
-        return UserError(key, None, problem, f"+{key}=<choice> adds it: {', '.join(choices(key))}")
+        return UserError(key, None, problem, override(f"+{key}", "<choice>") + f" adds it: {', '.join(choices(key))}")
     if owners:
-        remedy = f"It belongs to {' or '.join(owners[:5])}{' or others' if len(owners) > 5 else ''}."
+        names = [override(*owner.split("=")) if "=" in owner else owner for owner in owners[:5]]
+        remedy = reduce(lambda text, name: text + " or " + name, names[1:], "It belongs to " + names[0])
+        remedy += " or others" * (len(owners) > 5)
         return UserError(key, None, "the chosen configuration has no such key", remedy)
     if name == "beta":
         return UserError(key, None, "is derived: beta = 1 - eta - lambda", "Set loss.eta and loss.lambda.")

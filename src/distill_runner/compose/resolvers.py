@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner.common.errors import UserError, quantity, suggestion
+from distill_runner.common.errors import UserError, override, quantity, suggestion
 from distill_runner.compose.folders import choices
 
 TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"
@@ -108,7 +108,7 @@ def single_stage(result: str) -> None:
     """
     if result != "stage:pretrain":
         problem = f"takes several stages, up to {result.removeprefix('stage:')}, and this method trains only one"
-        remedy = f"The encoder alone: method=pf stage={result.removeprefix('stage:')}"
+        remedy = "The encoder alone: " + override("method", "pf", "stage", result.removeprefix("stage:"))
         raise UserError("pretraining.result", result, problem, remedy)
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationInfo, field_validator
 from distill_runner.common.assumptions import values_at
 from distill_runner.common.errors import error_context, format_value
 from distill_runner.common.schema import Schema, validate_config
+from distill_runner.common.terminal import terminal_width
 from distill_runner.compose.folders import config_dir_option
 from distill_runner.compose.resolvers import TEMPLATE, complete_stages
 from distill_runner.pipeline.config import StageConfig, StoreConfig, TeacherConfig
@@ -87,8 +88,6 @@ def repeat_command(overrides: Sequence[str]) -> str:
     return shlex.join(["distill-run", *overrides, *config_dir_option()])
 
 
-_WIDTH = 120
-"""Columns of the lines of ``paper_comparison``."""
 DECLARING = ("recipe", "method", "student", "pretraining")
 """Parts of the configuration that may have ``assumptions``."""
 
@@ -107,7 +106,7 @@ def paper_comparison(settings: Mapping[str, Any]) -> list[str]:
     lines = []
     for key, value, claim in rows:
         head = f"{key:<{widths[0]}}  {value:<{widths[1]}}  "
-        lines += textwrap.wrap(claim, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+        lines += textwrap.wrap(claim, terminal_width(), initial_indent=head, subsequent_indent=" " * len(head))
     return lines
 
 

@@ -17,7 +17,7 @@ from distill_runner.training.config import Optim
 
 NOT_OF_STAGES = ("runtime", "store", "tracker", "hydra", "sweep", "frontier", "recipe", "plan", "stage", "seed")
 """Top-level keys that are not read by stages alone."""
-DESCRIBING = {"name", "assumptions", "recipe", "version"}
+DESCRIBING = {"name", "assumptions", "recipe"}
 """Parts of keys that describe a file or name another one."""
 NEW_ONLY, COPIED_ONLY = {"architecture"}, {"layers", "labels", "allow_missing"}
 """Options of a model that only one without a source reads, and only one with a source."""
@@ -26,7 +26,11 @@ PROBE = "a text that no option holds"
 
 
 def unread_settings(
-    config: DictConfig, run: RunConfig, overrides: Sequence[str], choice_of: Mapping[str, str] | None = None
+    config: DictConfig,
+    run: RunConfig,
+    overrides: Sequence[str],
+    choice_of: Mapping[str, str] | None = None,
+    is_point: bool = False,
 ) -> list[str]:
     """Return a line for each override, and for each key of the user's own files, that no stage of the run reads.
 
@@ -35,10 +39,11 @@ def unread_settings(
     Args:
         overrides: overrides as typed.
         choice_of: the choice in each group, of which those of the user's own folder are searched.
+        is_point: whether the run is a point of a sweep, which reads the options of sweeps.
     Raises:
         UserError: an override adds a key, with ``+``, that nothing reads.
     """
-    stages, pickled = _needed_stages(run), pickle.dumps(config)
+    stages, pickled = needed_stages(run), pickle.dumps(config)
     unchanged = _content(config, stages)
 
     def is_read(key: str) -> bool:
@@ -56,7 +61,8 @@ def unread_settings(
     lines = []
     for key, value, place in (*_overrides(config, overrides), *_own_settings(choice_of or {})):
         group = key.partition(".")[0]
-        if group in NOT_OF_STAGES or DESCRIBING & {*key.split(".")} or is_read(key):
+        is_of_sweep = group == "sweep" and not is_point and not place
+        if (group in NOT_OF_STAGES and not is_of_sweep) or DESCRIBING & {*key.split(".")} or is_read(key):
             continue
         if place == "+" and group != "stages" and key not in configuration_keys():
             raise UserError(key, None, "there is no such key", suggestion(key, configuration_keys()))
@@ -86,7 +92,7 @@ def _own_settings(choice_of: Mapping[str, str]) -> Iterator[tuple[str, Any, str]
                 yield f"{prefix}{key}", value, f" in {group}/{name}.yaml"
 
 
-def _needed_stages(run: RunConfig) -> dict[str, StageConfig]:
+def needed_stages(run: RunConfig) -> dict[str, StageConfig]:
     """Return the stages that the run needs, by name."""
     needed, names = dict[str, StageConfig](), [run.stage]
     while names:
@@ -120,7 +126,7 @@ def _without_unread(stage: Mapping[str, Any], typed: StageConfig) -> dict[str, A
     unread: dict[str, Collection[str]] = {
         "optim": Optim.unread_options(typed.optim.name, typed.optim.schedule),
         "model": NEW_ONLY if typed.model.source else COPIED_ONLY,
-        "task": typed.task.ignored_options if typed.task else (),
+        "task": {"epochs", *(typed.task.ignored_options if typed.task else ())},  # optim refers to its epochs
     }
     result = {
         name: {key: value for key, value in part.items() if key not in unread.get(name, ())}
@@ -128,6 +134,8 @@ def _without_unread(stage: Mapping[str, Any], typed: StageConfig) -> dict[str, A
         else part
         for name, part in stage.items()
     }
+    if typed.task is None or not typed.task.is_endless(None):
+        result.pop("views", None)  # versions of images that are changed at random
     method = result.get("method")
     if isinstance(method, dict) and isinstance(method.get("terms"), Mapping):
         method["terms"] = {name: term for name, term in method["terms"].items() if name in typed.method.terms}

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from distill_runner.common.assumptions import Assumption, assumptions_field
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.readers.dataset import Dataset, splits_overlap
 from distill_runner.datasets.readers.table import is_missing, text_of
@@ -125,6 +125,12 @@ class CorpusPart(Dataset):
             raise UserError(self.split_key(split), split, f"no text in the column {', '.join(self.columns)}")
 
 
+class TransferPart(CorpusPart):
+    """A source of the inputs of a transfer set, whose files of plain text hold a text in each line."""
+
+    lines_are_texts: ClassVar[bool] = True
+
+
 class Mixture(Schema):
     """Text from several named parts, concatenated in the order given.
 
@@ -139,7 +145,7 @@ class Mixture(Schema):
 
     name: str
     version: int = 1
-    parts: dict[str, CorpusPart] = Field(min_length=1)
+    parts: Mapping[str, CorpusPart] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _set_part_keys(self) -> Self:
@@ -251,6 +257,7 @@ class TransferSet(Mixture):
 
     group: ClassVar[str] = "transfer"
 
+    parts: dict[str, TransferPart] = Field(min_length=1)
     size: int | None = Field(None, ge=1)
 
     def examples(self) -> Examples:
@@ -299,6 +306,6 @@ class TransferSet(Mixture):
             return columns
         if self.size > len(columns[0]):
             problem = f"the parts have only {len(columns[0])} examples"
-            raise UserError("transfer.size", self.size, problem, "transfer.size=null takes all.")
+            raise UserError("transfer.size", self.size, problem, override("transfer.size", None) + " takes all.")
         order = np.random.default_rng(ORDER_SEED).permutation(len(columns[0]))[: self.size]
         return [[column[row] for row in order] for column in columns]

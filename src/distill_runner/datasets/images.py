@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.common.schema import Schema
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def decode_images(values: Sequence[Any], decoding: Decoding, split: str, column:
             problem = (
                 f"{where} is {height}x{width} pixels (height x width), but {first} is {first_height}x{first_width}"
             )
-            remedy = f"Scale all images to one size: task.resize=[{first_height},{first_width}]"
+            remedy = "Scale all images to one size: " + override("task.resize", [first_height, first_width])
             raise UserError("task.resize", "null", problem, remedy)
         array[row] = pixels
     assert array is not None
@@ -126,8 +126,9 @@ def _convert(image: "Image", decoding: Decoding, where: str) -> "Image":
         if not decoding.convert:
             names = {"L": "gray (mode L)", "RGB": "in color (mode RGB)"}
             problem = f"{where} is {names.get(image.mode, f'of mode {image.mode}')}"
-            other = f", or task.mode={image.mode} if all images have that mode" if image.mode in CHANNELS else ""
-            remedy = f"task.convert=true converts every image to {decoding.mode}{other}."
+            remedy = override("task.convert", True) + f" converts every image to {decoding.mode}."
+            if image.mode in CHANNELS:
+                remedy += " Do all images have that mode? " + override("task.mode", image.mode)
             raise UserError("task.mode", decoding.mode, problem, remedy)
         image = image.convert(decoding.mode)
     if decoding.resize and image.size[::-1] != decoding.resize:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import TrainingError
+from distill_runner.common.errors import TrainingError, override
 from distill_runner.common.terminal import Undefined
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 
@@ -18,7 +18,7 @@ Metric = Callable[[np.ndarray, np.ndarray], float]
 class NonFiniteOutputs(TrainingError):
     """Outputs of a model are not finite: training has diverged."""
 
-    remedy = "Use a lower optim.lr, or runtime.precision=fp32."
+    remedy = "Use a lower optim.lr, or " + override("runtime.precision", "fp32") + "."
 
 
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:

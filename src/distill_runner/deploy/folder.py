@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from distill_runner.common.errors import UserError, format_list, quantity
+from distill_runner.common.errors import UserError, format_list, override, quantity
 from distill_runner.common.schema import validate_config
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.dataset import is_text_encoding
@@ -286,7 +286,7 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
         if error.key != "task.labels" or "labels" in options:
             raise
         problem = f"its outputs are {', '.join(names)}; {error.problem}"
-        remedy = f"Name the classes in this order: task.labels=[{','.join(f'<{name}>' for name in names)}]"
+        remedy = "Name the classes in this order: " + override("task.labels", [f"<{name}>" for name in names])
         raise UserError("folder", source.name, problem, remedy) from error
 
 

@@ -77,7 +77,7 @@ def require_frontier(grid: Grid) -> None:
     """
     onnx.require_onnx()
     problem = "compares students with a teacher that is one model, trained for the task"
-    no_teacher = UserError("sweep", "frontier", problem, "Take a method with a teacher, such as method=rkd.")
+    no_teacher = UserError("sweep", "frontier", problem, "Take a method with a teacher.")
     teachers: dict[str, str] = {}
     for point in grid.points:
         if point.stage is None:

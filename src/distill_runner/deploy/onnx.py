@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, root_cause
+from distill_runner.common.errors import UserError, command, override, root_cause
 from distill_runner.common.process import suppressed_output
 
 FOLDER, PLAIN = "onnx", "model.onnx"
@@ -37,7 +37,8 @@ def require_onnx() -> None:
     """
     for name in ("onnx", "onnxruntime", "onnxscript"):
         if find_spec(name) is None:
-            raise UserError("distill-run export", None, f"{name} is not installed", "pip install 'distill-run[export]'")
+            remedy = command("pip install 'distill-run[export]'")
+            raise UserError("distill-run export", None, f"{name} is not installed", remedy)
 
 
 def input_names(model: Any) -> set[str]:
@@ -64,7 +65,7 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
         raise UserError("distill-run export", None, problem, "Distill it first into a smaller model.")
     if getattr(model, "skips_prompt", False):
         problem = "the pooling leaves out tokens of the prompt, which an exported model cannot tell from the text"
-        raise UserError("task.include_prompt", False, problem, "Train it with task.include_prompt=true.")
+        raise UserError("task.include_prompt", False, problem, override("task.include_prompt", True))
 
     with suppressed_output():
         import onnx_ir

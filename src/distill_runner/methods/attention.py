@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.batches import Batch, LengthGroup
 from distill_runner.methods.base import LayeredTerm, Progress
 from distill_runner.methods.layer_mapping import LayerMapping
@@ -87,7 +87,7 @@ class AttentionRelationLoss(LayeredTerm):
 
     def build(self, student: EncoderShape, teacher: EncoderShape) -> None:
         if self.relation_heads is None:
-            remedy = "Take a student with as many heads, or relations that do not depend on them: method=minilmv2."
+            remedy = "Take a student with as many heads, or relations without heads: " + override("method", "minilmv2")
             self.require_equal("num_heads", student, teacher, HEADS_REASON, remedy)
         self.heads = self.relation_heads or student.num_heads
         for name, shape in (("student", student), ("teacher", teacher)):

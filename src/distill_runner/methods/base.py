@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from distill_runner.common.errors import UserError, error_context
+from distill_runner.common.errors import UserError, error_context, override
 from distill_runner.datasets.batches import Batch, Unit
 from distill_runner.methods.layer_mapping import LayerMapping, one_to_one
 from distill_runner.methods.outputs import Outputs
@@ -163,18 +163,14 @@ class LayeredTerm(LossTerm):
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if teacher is None:
-            remedy = "A method without a teacher: method=nkd."
+            remedy = "A method without a teacher: " + override("method", "nkd")
             raise UserError("teacher", None, "an intermediate loss needs a teacher", remedy)
         for side, shape in (("student", student), ("teacher", teacher)):
             shape.require(self.layer_needs({1}), side)
         layers = self.mapping.teacher_layers(student.num_layers, teacher.num_layers)
         if not any(layers):
-            raise UserError(
-                ".mapping",
-                layers,
-                f"supervises no layer of a {student.num_layers}-layer student",
-                "The last layer is left out by default; mapping.supervise_last=true includes it.",
-            )
+            remedy = "The last layer is left out by default. To include it: " + override("mapping.supervise_last", True)
+            raise UserError(".mapping", layers, f"supervises no layer of a {student.num_layers}-layer student", remedy)
         if self.one_to_one:
             one_to_one(layers)
         self.layers = {j: entry for j, entry in enumerate(layers, start=1) if entry}

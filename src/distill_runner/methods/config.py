@@ -14,7 +14,7 @@ import torch
 from pydantic import BeforeValidator, SerializeAsAny, create_model, model_serializer
 
 from distill_runner.common import plugins
-from distill_runner.common.errors import UserError, error_context, suggestion
+from distill_runner.common.errors import UserError, command, error_context, suggestion
 from distill_runner.common.schema import Schema, validate_config
 from distill_runner.methods.attention import AttentionRelationLoss, AttentionScoreLoss
 from distill_runner.methods.base import LossTerm, Method
@@ -270,7 +270,7 @@ def parse_method(node: Any) -> MethodConfig:
     """
     if isinstance(node, MethodConfig):
         return node
-    remedy = "method=rkd chooses a method; a stage's method is {terms: ..., weights: ...}"
+    remedy = "A stage's method is {terms: ..., weights: ...}. By name: " + command("distill-run method=rkd")
     node = _require_mapping(node, ".method", remedy)
     if unknown := set(node) - {"terms", "weights", "schedule"}:
         raise UserError(f".method.{min(unknown)}", None, "there is no such key", "Known: schedule, terms, weights.")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LayeredTerm, LossTerm, Progress
@@ -127,7 +127,7 @@ class Attention(Schema):
         for key in ("heads", "values"):
             if options.get(key) is not None:
                 problem = "attention.type=dot does not use it"
-                raise UserError(f"attention.{key}", options[key], problem, "Take attention=kqv1 or kqv4.")
+                raise UserError(f"attention.{key}", options[key], problem, override("attention", "kqv1") + " or kqv4.")
         return options
 
 
@@ -339,7 +339,7 @@ class HiddenStateLoss(LayeredTerm):
         for key, value, owner in (("attention", attention, "attend"), ("project", project, "concatenate")):
             if value is not None and combine != owner:
                 problem = f"combine={combine} does not use it"
-                raise UserError(f".{key}", value if key == "project" else None, problem, f"Only combine={owner} does.")
+                raise UserError(f".{key}", value if key == "project" else None, problem, f"Only combine: {owner} does.")
         self.attention = attention or Attention()
         self.combine, self.project = combine, project or "teacher"
         self.distance = DISTANCES[distance]
@@ -349,7 +349,7 @@ class HiddenStateLoss(LayeredTerm):
         if self.combine == "select" or (self.combine == "attend" and self.attention.type == "dot"):
             name = "combine=select" if self.combine == "select" else "attention=dot"
             reason = f"; {name} compares them without a projection"
-            remedy = "Take a student of the teacher's width, or a projection: method=ckd or attention=kqv1."
+            remedy = "Take a student of the teacher's width, or a projection: " + override("method", "ckd")
             self.require_equal("width", student, teacher, reason, remedy)
         match self.combine:
             case "select":
@@ -444,8 +444,7 @@ class EmbeddingLoss(LossTerm):
 def _projection(student: EncoderShape, teacher: EncoderShape, is_trained: bool) -> nn.Module:
     if is_trained:
         return nn.Linear(student.width, teacher.width)
-    remedy = "Take a student of the teacher's width, or project=true."
-    LossTerm.require_equal("width", student, teacher, "", remedy)
+    LossTerm.require_equal("width", student, teacher, "", "Take a student of the teacher's width.")
     return nn.Identity()
 
 

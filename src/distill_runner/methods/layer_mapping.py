@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import model_validator
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.common.schema import Schema
 
 
@@ -123,11 +123,12 @@ class LayerMapping(Schema):
             _require_layers("mapping.layer", layer, [layer], n)
             return [*([] for _ in range(m - 1)), [layer]]
         if m >= n:
+            remedy = override("student.num_layers", n - 1) + f" or another number below {n}."
             raise UserError(
                 "student.num_layers",
                 m,
                 f"mapping={self.rule} needs a student shallower than the teacher, which has {quantity(n, 'layer')}",
-                f"Take student.num_layers below {n}, or mapping=explicit.",
+                remedy,
             )
         count = m if self.supervise_last else m - 1
         return self._layers_of_rule(count, m, n, epoch) + [[]] * (m - count)
@@ -177,12 +178,9 @@ def one_to_one(layers: list[list[int]]) -> dict[int, int]:
     """
     for j, entry in enumerate(layers, start=1):
         if len(entry) > 1:
-            raise UserError(
-                "mapping",
-                entry,
-                f"this method compares student layer {j} with one teacher layer, not with {len(entry)}",
-                "Take mapping=skip, last or layer, or a method that combines layers: method=ckd or alp.",
-            )
+            problem = f"this method compares student layer {j} with one teacher layer, not with {len(entry)}"
+            remedy = override("mapping", "skip") + ", or a method that combines layers: " + override("method", "ckd")
+            raise UserError("mapping", entry, problem, remedy)
     return {j: entry[0] for j, entry in enumerate(layers, start=1) if entry}
 
 
@@ -196,9 +194,9 @@ _RULES_OF_KEYS = {
 }
 """Keys by the rules that take them; the first one of these needs it, if it has no default."""
 _EXAMPLES = {
-    "layer": "For one teacher layer: mapping=layer mapping.layer=6",
-    "random": "For layers drawn at random: mapping=random mapping.seed=1",
-    "explicit": "For a list of your own: mapping=explicit 'mapping.layers=[[1],[5],[9],[]]'",
+    "layer": "For one teacher layer: " + override("mapping", "layer", "mapping.layer", 6),
+    "random": "For layers drawn at random: " + override("mapping", "random", "mapping.seed", 1),
+    "explicit": "For a list of your own: " + override("mapping", "explicit", "mapping.layers", [[1], [5], [9], []]),
 }
 
 

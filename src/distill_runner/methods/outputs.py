@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.batches import Batch, Unit
 
 
@@ -144,7 +144,7 @@ def require_classes(outputs: Outputs, key: str, value: object, smallest: int = 2
     Raises:
         UserError: they are scores, labels of a set or spans, or there are too few classes.
     """
-    remedy = "Take method=rkd, or plain soft labels."
+    remedy = override("loss.kd.standardize", False) if value is True else override("method", "rkd")
     if not isinstance(outputs, Classes):
         raise UserError(key, value, "compares the classes of an output; this task's outputs are no classes", remedy)
     if num_classes < smallest:

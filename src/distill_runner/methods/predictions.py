@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError, error_context
+from distill_runner.common.errors import UserError, error_context, override
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.outputs import Outputs, cross_entropy, require_classes, standardized, weighted_mean
@@ -46,7 +46,7 @@ class HardLabels(LossTerm):
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if not outputs.has_labels:
-            remedy = "Learn from the vectors of a teacher: method=vectors teacher.fine_tuned=true."
+            remedy = "Learn from the vectors of a teacher: " + override("method", "vectors", "teacher.fine_tuned", True)
             raise UserError(".term", "hard_labels", "texts of a task of vectors have no labels", remedy)
         if self.smoothing and not outputs.has_temperature:
             raise UserError(".smoothing", self.smoothing, "is for classes, but this task has scores", "Leave it out.")
@@ -74,7 +74,7 @@ class NextSentence(LossTerm):
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         if student.model_type != "bert":
             problem = f"a model of type {student.model_type} has no head for next sentence prediction"
-            raise UserError(".", None, problem, "pretraining=mlm pre-trains without it.")
+            raise UserError(".", None, problem, override("pretraining", "mlm") + " pre-trains without it.")
         self.student_needs = FeatureRequest(next_sentence=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
@@ -205,11 +205,11 @@ class LogitMatching(PredictionTerm):
     ) -> None:
         super().__init__()
         if tau_max < 1:
-            remedy = "Pro-KD counts the teacher's epochs; an already fine-tuned one (teacher.fine_tuned=true) has none."
+            remedy = "Pro-KD counts the teacher's epochs, and an already fine-tuned one has none."
             raise UserError("loss.tau_max", tau_max, "must be at least 1", remedy)
         if num_checkpoints is not None and tau_max > num_checkpoints:
             problem = f"T falls by 1 with each of the {num_checkpoints} checkpoints, and would never reach 1"
-            remedy = f"Take loss.tau_max={num_checkpoints}, the default, or less."
+            remedy = "Take the default or less: " + override("loss.tau_max", num_checkpoints)
             raise UserError("loss.tau_max", tau_max, problem, remedy)
         self.tau_max, self.soften, self.steps, self.over_classes = tau_max, soften, steps, over_classes
         self.num_steps = num_checkpoints or tau_max

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LayeredTerm, LossTerm, Method, Progress
@@ -116,7 +116,7 @@ class LayerSchedule(Schema):
         if len(layered) in (0, len(terms)):
             missing = "reads the predictions" if layered else "supervises layers"
             problem = f"none of the method's terms ({', '.join(terms)}) {missing}"
-            raise UserError(f"{_KEY}.rule", self.rule, problem, "Without a layer schedule: schedule=all.")
+            raise UserError(f"{_KEY}.rule", self.rule, problem, "Without one: " + override("schedule", "all"))
         if self.thresholds is not None and self.watch not in layered:
             problem = "is not a term of the method that supervises layers"
             raise UserError(f"{_KEY}.watch", self.watch, problem, f"Known: {', '.join(sorted(layered))}.")
@@ -135,7 +135,7 @@ class LayerSchedule(Schema):
             log.warning("schedule=pid gives %s, one at a time: some layers are never supervised", shares)
         if self.classification == "always" or self.thresholds is not None:
             return
-        remedy = "Raise optim.epochs, or set schedule.classification=always."
+        remedy = "Raise optim.epochs, or set " + override("schedule.classification", "always") + "."
         if self.limits is None and self.share and num_epochs == 1:
             problem = f"schedule={self.rule} needs two or more: for the layers, then for the predictions"
             raise UserError(".optim.epochs", 1, problem, remedy)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.outputs import Outputs
@@ -134,14 +134,15 @@ class VectorLoss(LossTerm):
         if self.widths == "pca":
             if own > other:
                 problem = f"the student's vectors have {own} numbers, more than the teacher's {other}"
-                raise UserError(".widths", "pca", problem, "Take widths=project.")
+                raise UserError(".widths", "pca", problem, "Take " + override("vectors.widths", "project") + ".")
             self.register_buffer("components", torch.zeros(own, other))
             compared = own
         elif self.widths == "project":
             self.projection = nn.Linear(own, other, bias=False)
         elif own != other:
             problem = f"the student's vectors have {own} numbers, the teacher's {other}"
-            raise UserError(".widths", "equal", problem, "Take widths=pca or widths=project.")
+            remedy = "Take " + override("vectors.widths", "pca") + " or " + override("vectors.widths", "project")
+            raise UserError(".widths", "equal", problem, remedy)
         require_prefixes(self.prefixes, compared)
 
     def fit(self, teacher: Iterable[Features]) -> None:
@@ -221,7 +222,8 @@ class MarginLoss(LossTerm):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         if batch.rows is None or batch.labels is None or batch.rows.shape[1] not in (2, 3):
             problem = "needs training rows of two or three texts with a score"
-            raise UserError("task.label", None, problem, "Name them: task.train_columns=[query,positive,negative].")
+            remedy = "Name them: " + override("task.train_columns", ["<query>", "<positive>", "<negative>"])
+            raise UserError("task.label", None, problem, remedy)
         vectors = functional.normalize(student.logits_OC, dim=-1) if self.similarity == "cosine" else student.logits_OC
         texts = vectors[batch.rows]
         similarities = (texts[:, :1] * texts[:, 1:]).sum(-1) * self.scale
@@ -237,7 +239,8 @@ def require_vectors(outputs: Outputs) -> None:
     """Raise a UserError, relative to the term, if the outputs are not vectors of texts."""
     if outputs.has_labels:
         problem = "compares vectors of texts, which this task does not have"
-        raise UserError(".term", None, problem, "Take a task of vectors: task=stsb_vectors, or task=custom_vectors.")
+        remedy = "Take a task of vectors: " + override("task", "stsb_vectors") + ", or custom_vectors."
+        raise UserError(".term", None, problem, remedy)
 
 
 def require_prefixes(prefixes: list[int], width: int) -> None:

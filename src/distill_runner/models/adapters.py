@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from distill_runner.common.errors import UserError, root_cause
+from distill_runner.common.errors import UserError, command, root_cause
 from distill_runner.common.seeds import preserved_random_state
 
 ADAPTER = "adapter_config.json"
@@ -33,7 +33,7 @@ _HEAD = re.compile(r"(classifier|score|out_proj|qa_outputs)\.weight$")
 _PREFIX = "base_model.model."
 BACKBONES = ("encoder.", "embeddings.", "layers.", "transformer.")
 """What PEFT puts in front of the names of a model."""
-_REMEDY = "pip install peft, or merge it: AutoPeftModel....merge_and_unload().save_pretrained(<new folder>)."
+_REMEDY = command("pip install peft") + ", or merge it: AutoPeftModel...merge_and_unload().save_pretrained(<folder>)."
 
 
 def base_name(folder: Path, name: str, model_weights: Sequence[str]) -> str | None:

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 from transformers import AutoModel
 
-from distill_runner.common.errors import UserError, root_cause
+from distill_runner.common.errors import UserError, override, root_cause
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.features import EncoderShape
 from distill_runner.models.images import reads_images
@@ -240,8 +240,9 @@ def _layers_prefix(backbone: PreTrainedModel) -> str | None:
 
 def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: Any) -> PreTrainedModel:
     """Load a fine-tuned model; put the outputs of its head in the task's order by their names, or by their labels."""
-    problem, remedy = f"{source.name} has no head for the task {head.task}", "Fine-tune it: teacher.fine_tuned=false."
-    network = _load_with_head(source, model, auto, UserError("teacher.fine_tuned", True, problem, remedy))
+    problem = f"{source.name} has no head for the task {head.task}"
+    error = UserError("teacher.fine_tuned", True, problem, "Fine-tune it: " + override("teacher.fine_tuned", False))
+    network = _load_with_head(source, model, auto, error)
     if (order := head.output_order(model.output_names(source.label_names, source.name))) is not None:
         _reorder(output_layer(network), order)
     head.describe(network.config)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,7 +10,7 @@ from unicodedata import normalize
 from pydantic import Field
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError, format_list, quantity
+from distill_runner.common.errors import UserError, format_list, override, quantity
 from distill_runner.common.schema import Schema
 
 if TYPE_CHECKING:
@@ -37,12 +36,8 @@ class ZeroShot(Schema):
     def model_post_init(self, _context: Any) -> None:
         if self.template.count("{}") != 1:
             problem = "must have one {}, which stands for the words of a class"
-            raise UserError(
-                "teacher.zero_shot.template",
-                self.template,
-                problem,
-                "'teacher.zero_shot.template=\"This example is {}.\"'",
-            )
+            remedy = override("teacher.zero_shot.template", "This example is {}.")
+            raise UserError("teacher.zero_shot.template", self.template, problem, remedy)
         if self.classes and len(set(map(normalized_label, self.classes))) < len(self.classes):
             raise UserError("teacher.zero_shot.classes", format_list(self.classes), "names a class twice")
 
@@ -220,8 +215,8 @@ class Head:
         if order.count(-1) == is_single:
             return order
         problem = f"the outputs of its head {format_list(head)} are not named like the classes of {self.task}"
-        example = shlex.quote(f"teacher.labels={format_list([*names[is_single:]])}")
-        raise UserError("teacher", None, problem, f"Name them in the head's own order, such as {example}")
+        example = override("teacher.labels", [*names[is_single:]])
+        raise UserError("teacher", None, problem, "Name them in the head's own order, such as " + example)
 
     def output_texts(self, label_names: Mapping[int, str]) -> list[str]:
         """Return for each class the output of a kept head that it is, as a text; empty if the order stays unchanged.

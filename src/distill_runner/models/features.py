@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.models.families import PACKED, TABLE, Projection
 from distill_runner.models.hooked import HOOKED
 from distill_runner.models.images import depth_and_width, image_size, reads_images
@@ -194,7 +194,7 @@ class EncoderShape:
             remedy = "Take a method on logits: rkd, vanilla, takd, rco, annealing, prokd."
         elif needs.first_trained and self.model_type not in PACKED:
             problem = f"{who} cannot train one layer and keep the layers below unchanged"
-            remedy = "Take schedule.trains=all schedule.trains_at_end=all."
+            remedy = "Take " + override("schedule.trains", "all", "schedule.trains_at_end", "all") + "."
         elif needs.projections and self.shares_keys:
             problem = f"several heads of {who} share their keys and values"
         elif needs.projections and not _provides_projections(self.model_type):

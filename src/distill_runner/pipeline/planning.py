@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from distill_runner.common.errors import quantity
+from distill_runner.common.errors import override, quantity
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
 from distill_runner.pipeline.targets import Mode, live_reason, usable_cache
@@ -70,8 +70,11 @@ def position_warnings(stage: Stage) -> list[str]:
             continue
         names = ", ".join(earlier.name for earlier in reversed(part.earlier))
         lines.append(
-            f"stage {part.name} reads {length} positions, of which its weights ({names}) have trained {trained}: take "
-            f"corpus.max_length={length} or pretraining=mlm_nsp_two_lengths to train all, or task.max_length={trained}"
+            f"stage {part.name} reads {length} positions, of which its weights ({names}) have trained {trained}: "
+            + override("corpus.max_length", length)
+            + " trains all, "
+            + override("task.max_length", trained)
+            + " reads no more"
         )
     return lines
 

@@ -7,7 +7,7 @@ bound to both model shapes, once, and the stage keeps its description. A teacher
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from distill_runner.common.errors import UserError, error_context, format_list, quantity, suggestion
+from distill_runner.common.errors import UserError, error_context, format_list, override, quantity, suggestion
 from distill_runner.datasets.pretraining import SPECIAL_TOKENS
 from distill_runner.methods.config import MethodConfig
 from distill_runner.models.build import num_outputs
@@ -34,7 +34,7 @@ def resolve(stages: Mapping[str, StageConfig], name: str, precision: str) -> Sta
         if config.prediction_source is None and config.num_positions > max_length:
             key = "task.max_length" if config.task else "corpus.max_length"
             problem = f"the model reads at most {max_length} tokens"
-            raise UserError(key, config.num_positions, problem, f"Take {key}={max_length}.")
+            raise UserError(key, config.num_positions, problem, "Take " + override(key, max_length) + ".")
     return resolver.stages[name]
 
 
@@ -49,7 +49,7 @@ class _Resolver:
     def resolve(self, name: str, key: str, value: str, heirs: tuple[str, ...]) -> Stage:
         """Return the stage ``name``, for which ``key=value`` asks. ``heirs`` are the stages that need it."""
         if name not in self.configs:
-            remedy = f"{suggestion(name, self.configs)} Methods and experiments (experiment=demo) add others.".lstrip()
+            remedy = f"{suggestion(name, self.configs)} Methods and experiments add others.".lstrip()
             raise UserError(key, value, "there is no such stage", remedy)
         if name in heirs:
             raise UserError("stages", " -> ".join([*heirs, name]), "a stage depends on itself")
@@ -84,10 +84,12 @@ class _Resolver:
         task = config.task
         if task is None:
             problem = "predicts the examples of a task, but the stage has a corpus"
-            raise UserError("teacher", predictions.type, problem, "Take a model as the teacher, such as teacher=base.")
+            remedy = "Take a model as the teacher, such as " + override("teacher", "base")
+            raise UserError("teacher", predictions.type, problem, remedy)
         if predictions.type == "labels":
             if not task.prediction_columns:
-                remedy = "task.probabilities=[p_no,p_yes], task.logits, a column per class; or task.answers=[<column>]"
+                remedy = override("task.probabilities", ["<a column>", "<per class>"])
+                remedy += " or task.logits; or " + override("task.answers", ["<column>"])
                 raise UserError("task.probabilities", None, "teacher=labels needs columns with its predictions", remedy)
             return Stage(name, config, EncoderShape(0, 0, 0, task.head.num_labels, 0, "labels"), self.precision)
         members = []
@@ -154,7 +156,8 @@ def _tokenizer(config: StageConfig, source: Stage | None, model_source: ModelSou
     if (tokenizer := source.tokenizer if source else model_source) is None:
         if config.task is not None:
             config.task.check(read_shape(config.model))  # a model of images has none
-        remedy = "Take a model's (google-bert/bert-base-uncased), or a student that has one (student=fresh_tiny)."
+        remedy = "Take a model's, " + override("student.tokenizer", "google-bert/bert-base-uncased")
+        remedy += ", or a student that has one: " + override("student", "fresh_tiny")
         raise UserError(".model.tokenizer", None, "a model with new weights needs a tokenizer", remedy)
     return tokenizer
 
@@ -177,7 +180,7 @@ def _require_same_ids(model: ModelConfig, own: Tokenizer, tokenizer: ModelSource
     ids, others = (source.tokenizer().get_vocab() for source in (own, tokenizer))
     if moved := sum(ids.get(token, number) != number for token, number in others.items()):
         problem = f"gives {quantity(moved, 'token')} other ids than {own.name}, whose embeddings are copied"
-        remedy = "Leave it out, or take a student with new weights: student=fresh_tiny."
+        remedy = "Leave it out, or take a student with new weights: " + override("student", "fresh_tiny")
         raise UserError(".model.tokenizer", tokenizer.name, problem, remedy)
 
 
@@ -192,7 +195,7 @@ def _with_embeddings(model: ModelConfig, shape: EncoderShape, tokenizer: ModelSo
         return shape
     if not model.resize:
         problem = f"its tokenizer has {num_ids} tokens, but the model has embeddings for {shape.vocab_size}"
-        remedy = "student.resize=true adds new ones, in the teacher too. Or take the model's own tokenizer."
+        remedy = override("student.resize", True) + " adds some, in the teacher too. Or take the model's own tokenizer."
         raise UserError(".model.source", model.source, problem, remedy)
     return replace(shape, vocab_size=num_ids)
 
@@ -206,7 +209,8 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
     model, task, epochs = config.model, config.task, config.optim.epochs
     if model.head == "keep" and model.num_layers is not None:
         problem = "a model that keeps its head must keep all its layers"
-        raise UserError(".model.num_layers", model.num_layers, problem, "Leave it out, or take head=new.")
+        remedy = "Leave it out, or fine-tune it: " + override("teacher.fine_tuned", False)
+        raise UserError(".model.num_layers", model.num_layers, problem, remedy)
     if source is None:
         shape = read_shape(model, model_source)
         if model.zero_shot is not None and model_source is not None:
@@ -220,7 +224,7 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
             raise UserError(".optim.epochs", epochs, problem, "Leave it out, or take BERT or a similar encoder.")
     elif source.shape.gives_logits_only:
         problem = f"a {source.shape.model_type} is not a bidirectional text encoder, so no other model starts from it"
-        raise UserError(".model.source", model.source, problem, "Take another student: student=ettin_32m.")
+        raise UserError(".model.source", model.source, problem, "Take another: " + override("student", "ettin_32m"))
     else:
         num_layers = model.num_layers or source.shape.num_layers
         if model.copies_layers and num_layers > source.shape.num_layers:
@@ -251,14 +255,15 @@ def _require_labels(stage: Stage) -> None:
     if not missing:
         return
     if stage.config.transfer is not None:
-        remedy = "Learn from a teacher's predictions alone (method=kd), or set transfer=labeled."
+        remedy = "Learn from predictions alone: " + override("method", "kd") + ", or " + override("transfer", "labeled")
         raise UserError("transfer", None, "its examples have no labels, but this method reads labels", remedy)
     if corpus is not None:
-        remedy = "corpus.examples=pairs, or pretraining=mlm for a method without next sentence prediction."
+        remedy = override("corpus.examples", "pairs") + ", or without this loss " + override("pretraining", "mlm")
         raise UserError("corpus.examples", corpus.examples, "this method reads pairs of sentences", remedy)
     assert task is not None
     problem = f"split '{task.train}' has no gold labels, but this method reads them"
-    remedy = "Learn from predictions alone: method=kd, or method=rkd loss.eta=1."
+    remedy = "Learn from predictions alone: " + override("method", "kd")
+    remedy += ", or " + override("method", "rkd", "loss.eta", 1) + "."
     raise UserError("task.label", format_list(task.label_columns), problem, remedy)
 
 
@@ -270,10 +275,10 @@ def _require_terms(stage: Stage) -> None:
     column = config.task.weight_column if config.task else None
     if column is not None and config.transfer is not None:
         problem = "is a column of the task's training examples, but the stage trains on a transfer set"
-        raise UserError("task.example_weight", column, problem, "Leave it out, or transfer=labeled.")
+        raise UserError("task.example_weight", column, problem, "Leave it out, or " + override("transfer", "labeled"))
     if column is not None and config.method.terms and not config.method.weighted_terms:
         problem = f"no term of the method reads weights: {', '.join(config.method.terms)}"
-        raise UserError("task.example_weight", column, problem, "Leave it out, or take method=rkd.")
+        raise UserError("task.example_weight", column, problem, "Leave it out, or " + override("method", "rkd"))
     if not config.method.terms:
         raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
 
@@ -293,7 +298,7 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
     description = config.method.describe(stage.shape, shape, stage.outputs)
     if predictions is not None and description.teacher_needs != FeatureRequest(logits=True):
         problem = "gives only predictions, but this method reads more than predictions"
-        raise UserError("teacher", predictions.type, problem, "Take method=kd, rkd or vanilla.")
+        raise UserError("teacher", predictions.type, problem, "Take " + override("method", "kd") + ", rkd or vanilla.")
     if predictions is not None and config.route is not None:
         raise UserError("teacher", predictions.type, "has no checkpoints to follow")
     if config.optim.epochs:
@@ -308,7 +313,7 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
         and not teacher.has_columns
     ):
         problem = "needs classes with gold labels, and a trained model as the teacher, whose logits the method reads"
-        remedy = "Leave it out. Scores in columns: task.calibrate=true."
+        remedy = "Leave it out. Scores in columns: " + override("task.calibrate", True)
         raise UserError(".calibrate_teacher", True, problem, remedy)
     tokenizer = stage.tokenizer
     if predictions is None and (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from distill_runner.common.files import atomic_replacement
+from distill_runner.common.files import atomic_replacement, without_secrets
 from distill_runner.common.locks import is_locked, locked
 
 STATUS, RESULT = "status.json", "result.json"
@@ -53,9 +53,9 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Replace ``file`` atomically."""
+    """Replace ``file`` atomically; secrets of the environment are masked."""
     with atomic_replacement(file) as partial:
-        partial.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
+        partial.write_text(without_secrets(json.dumps(content, indent=1, default=str)), encoding="utf-8")
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import Unavailable, UserError
 from distill_runner.common.files import copy_file, file_sha256, owner_name, share_remedy
 from distill_runner.common.locks import locked
 
@@ -82,9 +82,14 @@ class Store:
     @contextmanager
     def protected(self) -> Iterator[None]:
         """Protect from deletion, within the context, the artifacts that ``protect`` names, and all that are read."""
-        self._uses = {}
+        self._uses, number = {}, self.folder.stat().st_ino
         try:
             yield
+        except Exception as error:
+            if self.folder.is_dir() and self.folder.stat().st_ino == number:
+                raise
+            problem = "was moved or removed while this run used it"
+            raise Unavailable("store.dir", self.folder, problem, "Put it back, and repeat the command.") from error
         finally:
             for descriptor in self._uses.values():
                 os.close(descriptor)

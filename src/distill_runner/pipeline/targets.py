@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.splits import Split
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.stages import Stage
@@ -50,8 +50,8 @@ def live_reason(stage: Stage, mode: Mode) -> str | None:
     endless = task is not None and task.is_endless(stage.views)
     reason = uncacheable_reason(stage.teacher_needs, stage.is_corpus, endless)
     if reason and mode == "cached":
-        views = "Set augment.views=8, for 8 fixed views of each image, or" if endless else "Set"
-        raise UserError("runtime.targets", mode, reason, f"{views} runtime.targets to auto or live.")
+        views = "For 8 fixed views of each image: " + override("augment.views", 8) + ". Or " if endless else "Set "
+        raise UserError("runtime.targets", mode, reason, views + override("runtime.targets", "live"))
     return reason
 
 

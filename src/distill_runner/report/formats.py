@@ -163,7 +163,10 @@ def _escaped(text: str) -> str:
 
 def as_csv(table: ResultTable) -> str:
     """Return all numbers of the table in long form: one line per cell, in full precision, teachers first."""
-    text: str = table.frame.to_csv(columns=COLUMNS.split(), index=False, lineterminator="\n")
+    cells = table.frame[COLUMNS.split()].replace(
+        r"^(?=[=+@-])", "'", regex=True
+    )  # text that programs take for formulas
+    text: str = cells.to_csv(index=False, lineterminator="\n")
     return text
 
 

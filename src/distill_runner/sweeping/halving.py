@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from statistics import fmean
 
-from distill_runner.common.errors import UserError, format_value, quantity
+from distill_runner.common.errors import UserError, format_value, override, quantity
 from distill_runner.report.collect import label
 from distill_runner.report.frame import by_setting
 from distill_runner.report.row_names import row_names
@@ -111,7 +111,8 @@ def require_epochs(points: Iterable[GridPoint]) -> None:
         schedule = point.stage.config.method.schedule if point.stage is not None else None
         if schedule is not None and schedule.classification == "at_end":
             problem = f"compares scores before the head learns, which schedule={schedule.rule} leaves to the end"
-            raise UserError("sweep.halving", None, problem, "Leave it out, or set schedule.classification=always.")
+            remedy = "Leave it out, or set " + override("schedule.classification", "always")
+            raise UserError("sweep.halving", None, problem, remedy)
         if point.stage is not None and not (epochs := point.stage.config.optim.epochs):
             problem = f"compares points by epoch, but optim.epochs is {format_value(epochs)}"
             raise UserError("sweep.halving", None, problem, "Set optim.epochs.")

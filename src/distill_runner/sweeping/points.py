@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-from distill_runner.common.errors import UserError, first_line, quantity
+from distill_runner.common.errors import UserError, command, first_line, override, quantity
 from distill_runner.common.schema import Schema
 from distill_runner.compose.explain import user_facing_error
 from distill_runner.compose.run_config import RunConfig, typed_run
@@ -70,7 +70,7 @@ class SweepConfig(Schema):
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.shard or "0/1", re.ASCII)
         if not match or int(match[1]) >= int(match[2]):
             problem = "must be i/n, with i from 0 to n - 1"
-            raise UserError("sweep.shard", self.shard, problem, "For the first of four parts: sweep.shard=0/4")
+            raise UserError("sweep.shard", self.shard, problem, "The first of four: " + override("sweep.shard", "0/4"))
 
     def shard_of(self, grid: "Grid") -> "Grid":
         """Return the part of ``grid`` that ``shard`` names; all of it without ``shard``.
@@ -108,7 +108,7 @@ def holds(condition: str, config: DictConfig) -> bool:
         name = f"_{len(values)}"
         values[name] = OmegaConf.select(config, word, default=_ABSENT)
         if values[name] is _ABSENT or isinstance(values[name], DictConfig):
-            remedy = f"Put text in quotes: '{word}'. All keys: distill-run --cfg job"
+            remedy = f"Put text in quotes: '{word}'. All keys: " + command("distill-run --cfg job")
             raise UserError("sweep.where", condition, f"there is no key {word} with a value", remedy)
         return name
 
@@ -119,7 +119,7 @@ def holds(condition: str, config: DictConfig) -> bool:
         return bool(EvalWithCompoundTypes(names=values, functions={}).eval(expression))
     except (InvalidExpression, SyntaxError, TypeError, LookupError, ValueError, ArithmeticError) as error:
         problem = f"is not a condition: {first_line(error)}"
-        remedy = "For example: sweep.where=['loss.eta + loss.lambda <= 1']"
+        remedy = "For example: " + override("sweep.where", ["loss.eta + loss.lambda <= 1"])
         raise UserError("sweep.where", condition, problem, remedy) from error
 
 
@@ -218,15 +218,16 @@ def combinations(overrides: Sequence[Override]) -> Iterator[tuple[str, ...]]:
         UserError: an override has an interval of values, which only other sweepers search.
     """
     values: dict[str, list[str]] = {}
-    for override in overrides:
-        key = override.get_key_element()
-        if override.is_interval_sweep():
-            remedy = "List the values, or take a sweeper that searches an interval: hydra/sweeper=optuna"
+    for part in overrides:
+        key = part.get_key_element()
+        if part.is_interval_sweep():
+            remedy = "List the values, or take a sweeper that searches an interval: "
+            remedy += override("hydra/sweeper", "optuna")
             raise UserError(key, None, "is an interval, and a grid takes single values", remedy)
-        if override.is_sweep_override():
-            values[key] = [*override.sweep_string_iterator()]
+        if part.is_sweep_override():
+            values[key] = [*part.sweep_string_iterator()]
         else:
-            values[key] = [override.get_value_element_as_str()]
+            values[key] = [part.get_value_element_as_str()]
     return product(*([f"{key}={value}" for value in texts] for key, texts in values.items()))
 
 

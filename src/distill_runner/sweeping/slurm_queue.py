@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.pipeline import status
 from distill_runner.sweeping.points import Grid
 from distill_runner.sweeping.sweep import shared_rounds
@@ -78,7 +78,7 @@ def submitter(launcher: Any, common: Sequence[str]) -> Submit:
         UserError: ``launcher`` is not the Slurm launcher.
     """
     if getattr(launcher, "_EXECUTOR", None) != "slurm":
-        remedy = "Take hydra/launcher=submitit_slurm, or leave out sweep.wait."
+        remedy = "Take " + override("hydra/launcher", "submitit_slurm") + ", or leave out sweep.wait."
         raise UserError("sweep.wait", False, "needs Slurm's queue", remedy)
     import submitit
     from hydra.core.singleton import Singleton

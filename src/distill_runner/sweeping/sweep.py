@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydra.core.utils import JobReturn
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, command
 from distill_runner.pipeline import status
 from distill_runner.pipeline.planning import needed_specs
 from distill_runner.pipeline.stages import Stage
@@ -67,7 +67,8 @@ def require_points(grid: Grid) -> None:
     """
     if not grid.points:
         problem = "drops every point" if grid.dropped else "has no point"
-        remedy = f"Points dropped: {len(grid.dropped)}." if grid.dropped else "Give values: distill-run -m seed=1,2"
+        values = "Give values: " + command("distill-run -m seed=1,2")
+        remedy = f"Points dropped: {len(grid.dropped)}." if grid.dropped else values
         raise UserError("sweep.where" if grid.dropped else "sweep", None, problem, remedy)
     if all(point.error for point in grid.points):
         raise grid.points[0].error or AssertionError

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.readers.tables import read_table
 from distill_runner.models.config import normalized_label
@@ -65,7 +65,7 @@ def read_names(task: Any) -> list[str]:
             return names
         if task.gold == "none":
             problem = "cannot be read from the names of the columns of scores"
-            raise UserError("task.labels", None, problem, "Name the classes, such as task.labels=[no,yes].")
+            raise UserError("task.labels", None, problem, override("task.labels", ["<first class>", "<second class>"]))
     splits = {parse_split(split)[0] for split in (task.train, *task.validation.values())}
     table = read_table(task, splits.pop() if len(splits) == 1 else task.labeled_split)
     return task.distinct_names(table) if table.class_names is None else table.class_names

@@ -1,14 +1,13 @@
 """Classification tasks: exactly one of several classes for each example."""
 
 import re
-import shlex
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, format_list, quantity
+from distill_runner.common.errors import UserError, format_list, override, quantity
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.datasets.readers.tables import SplitTable, listed_names, read_table
@@ -57,7 +56,7 @@ class ClassificationTask(TextTask):
         for metric in self.metrics:
             if metric in ("f1", "accuracy_f1") and self.labels is not None and len(self.labels) != 2:
                 problem = f"is defined for two classes, but the task has {len(self.labels)}"
-                raise UserError("task.metrics", metric, problem, "task.metrics=[accuracy]")
+                raise UserError("task.metrics", metric, problem, override("task.metrics", ["accuracy"]))
         return self
 
     def resolved(self) -> Self:
@@ -128,13 +127,15 @@ class ClassificationTask(TextTask):
         values = {as_int(value) for value in rows if not self.is_unlabeled(value)}
         if len(values) == 1 and any(value == -1 for value in rows):
             problem = f"has {values.copy().pop()} and -1, which is taken as 'no label' unless it is named"
-            raise UserError("task.label", self.label, problem, f"If -1 is a class: 'task.labels=[-1,{values.pop()}]'")
+            remedy = "If -1 is a class: " + override("task.labels", [-1, *values])
+            raise UserError("task.label", self.label, problem, remedy)
         signs = {value for value in rows if isinstance(value, str) and value in ("-", "?")}
         if signs and values and not any(re.search(r"\w", str(value)) for value in values):
             values |= signs  # classes, such as + and -
         if any(isinstance(value, float) for value in values):
             problem = "the labels are fractions, so there are no classes to infer"
-            raise UserError("task.label", self.label, problem, "task.type=regression task.metrics=[pearson]")
+            remedy = override("task.type", "regression", "task.metrics", ["pearson"])
+            raise UserError("task.label", self.label, problem, remedy)
         if len(values) > max(MAX_CLASSES, len(rows) / 2) or len(values) > max(MIN_ROWS, 0.9 * len(rows)):
             problem = f"has {len(values):,} different values in {quantity(len(rows), 'row', ',')}: is this an id?"
             remedy = "Name the column of the classes, or the classes in task.labels."
@@ -151,7 +152,7 @@ class ClassificationTask(TextTask):
             number = next((value for value in map(as_int, self.label_values(other)) if isinstance(value, int)), -1)
             if number != -1 and other.class_names is None:
                 problem = f"split '{split}' has numbers such as {number}, and split '{self.labeled_split}' names"
-                remedy = f"Name the classes in the order of the numbers, such as task.labels={format_list(names)}."
+                remedy = "Name the classes in the order of the numbers, such as " + override("task.labels", names)
                 raise UserError("task.labels", None, problem, remedy)
         return names
 
@@ -180,25 +181,32 @@ class ClassificationTask(TextTask):
                 name = dict(enumerate(labels if in_data is None else in_data)).get(number, f"number {number}")
             if normalized_label(name) not in index:
                 own = sorted({str(as_int(other)) for other in values})
-                raise unknown_label(labels, name, in_data or own, self.label, split)
+                columns = None if self.answers else self.prediction_columns
+                raise unknown_label(labels, name, in_data or own, self.label, split, columns)
             codes[value] = index[normalized_label(name)]
         return np.array([codes[value] for value in values], dtype=np.int64)
 
 
-def unknown_label(labels: list[str], name: str, in_data: list[str], column: str, split: str) -> UserError:
+def unknown_label(
+    labels: list[str], name: str, in_data: list[str], column: str, split: str, columns: list[str] | None = None
+) -> UserError:
     """Return the error for a label that is not among the labels; the remedy adds those of the split to them.
 
     Args:
         in_data: all labels of the split.
+        columns: columns of scores, of which there is one for each class.
     """
     problem = f"split '{split}' has the label {name!r}, which is not among these labels"
     own = set(map(normalized_label, labels))
     new = [other for other in in_data if normalized_label(other) not in own]
     names = in_data if len(new) == len(in_data) else [*labels, *new]
-    remedy = shlex.quote(f"task.labels={format_list(names)}")
+    remedy = override("task.labels", names)
     if len(names) > MAX_CLASSES:
         remedy = f"Is the column {column} an id? It has {len(in_data):,} different values. Or name all in task.labels."
+    elif columns and len(columns) == len(labels):
+        remedy = f"The data have {format_list(in_data)}; in the order of the columns: "
+        remedy += override("task.labels", [f"<that of {column}>" for column in columns])
     elif names is in_data:
-        remedy = f"Do all splits have the same labels? {remedy}"
+        remedy = "Do all splits have the same labels? " + remedy
     label_list = format_list(labels) if len(labels) <= MAX_CLASSES else f"[{listed_names(labels)}]"
     return UserError("task.labels", label_list, problem, remedy)

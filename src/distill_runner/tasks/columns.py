@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.readers.table import DIGITS, TEXT, is_missing
 from distill_runner.datasets.readers.tables import (
     SplitTable,
@@ -72,14 +72,14 @@ def is_blank(value: Any) -> bool:
 
 
 def numbers(cells: Iterable[Any]) -> np.ndarray:
-    """Return cells as float64 (N,), NaN for those that hold no finite number."""
+    """Return cells as float64 (N,), NaN for those that hold no number that is finite in float32."""
     values = []
     for cell in cells:
         try:
             value = float(cell)
         except (TypeError, ValueError):
             value = np.nan
-        values.append(value if np.isfinite(value) else np.nan)
+        values.append(value if abs(value) <= np.finfo(np.float32).max else np.nan)
     return np.array(values, dtype=np.float64)
 
 
@@ -120,7 +120,7 @@ def infer_columns(task: Any) -> dict[str, Any]:
     texts = text_candidates(types, [*labels, *others])
     if not texts or len(texts) > MAX_CANDIDATES:
         problem = f"cannot be inferred: the data have {listed_names(list(types))}"
-        raise UserError("task.columns", None, problem, "'task.columns=[<text>]'")
+        raise UserError("task.columns", None, problem, override("task.columns", ["<text>"]))
     keys = [name for name, kind in types.items() if kind == TEXT and is_key(name)]
     if len(texts) > 1 or has_label_word(texts[0]) or keys:
         columns = read_columns(task, task.inferred_from, [*texts, *labels])
@@ -140,7 +140,7 @@ def find_label(label_columns: list[str], names: Sequence[str]) -> list[str] | No
         return label_columns
     synonyms = [name for name in names if name.casefold() in LABELS] if label_columns == [LABEL] else []
     if len(synonyms) > 1:
-        remedy = f"task.label={synonyms[0]}, or another column"
+        remedy = override("task.label", synonyms[0]) + ", or another column"
         raise UserError("task.label", LABEL, f"could be {' or '.join(synonyms)}", remedy)
     return synonyms or None
 
@@ -154,7 +154,7 @@ def infer_label(label_columns: list[str], names: Sequence[str]) -> list[str]:
     if (columns := find_label(label_columns, names)) is None:
         missing = next(name for name in label_columns if name not in names)
         problem = f"no such column: the data have {listed_names(names)}"
-        raise UserError("task.label", missing, problem, "task.label=<column of the labels>")
+        raise UserError("task.label", missing, problem, override("task.label", "<column of the labels>"))
     return columns
 
 
@@ -213,9 +213,9 @@ def infer_texts(
     elif len(options) == 2:
         problem += ", or both: they are not named as a pair, such as sentence1 and sentence2"
     plain = [name for name in options if name not in leaks] or options
-    remedy = f"'task.columns={format_list(plain[:1])}'"
+    remedy = override("task.columns", plain[:1])
     if len(options) > 1:
-        remedy += f", or two of them: 'task.columns={format_list(options[:2])}'"
+        remedy += ", or two of them: " + override("task.columns", options[:2])
     raise UserError("task.columns", None, problem, remedy)
 
 

@@ -3,14 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.images import CHANNELS, Augment, Decoding, Mode
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.readers.tables import read_table
@@ -152,7 +152,7 @@ class ImagesTask(ClassificationTask):
         """
         if not shape.reads_images:
             problem = f"a model of type {shape.model_type} reads text, but {self.name} has images"
-            remedy = "Take image networks: teacher=resnet110 student=resnet8; with assistant: experiment=pro_kd/cifar."
+            remedy = "Take image networks: " + override("teacher", "resnet110", "student", "resnet8")
             raise UserError(".model", None, problem, remedy)
         if shape.num_channels != CHANNELS[self.mode]:
             problem = f"the model reads {shape.num_channels} channels, but this mode has {CHANNELS[self.mode]}"
@@ -160,7 +160,7 @@ class ImagesTask(ClassificationTask):
         size = shape.image_size
         if size is not None and self.resize != size:
             problem = f"the model reads only images of {size[0]}x{size[1]} pixels"
-            remedy = f"task.resize=[{size[0]},{size[1]}]"
+            remedy = override("task.resize", [size[0], size[1]])
             raise UserError("task.resize", self.resize and list(self.resize), problem, remedy)
 
     def check_kept(self, source: "ModelSource") -> None:
@@ -178,8 +178,8 @@ class ImagesTask(ClassificationTask):
         unread += ["size"] if sides and None in sides else []
         if changed or unread:
             problem = f"{source.name} was made for images with other values of {', '.join(unread or changed)}"
-            remedy = " ".join(f"task.{name}=[{','.join(map(str, folder_values[name] or []))}]" for name in changed)
-            remedy = "teacher.fine_tuned=false trains it on the images of this task." if unread else remedy
+            values = chain.from_iterable((f"task.{name}", [*(folder_values[name] or ())]) for name in changed)
+            remedy = "Train it here: " + override("teacher.fine_tuned", False) if unread else override(*values)
             raise UserError("teacher.fine_tuned", True, f"{problem} ({PREPROCESSOR})", remedy)
 
     def save_preprocessor(self, folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
 from distill_runner.datasets.readers.table import is_missing
 from distill_runner.datasets.readers.tables import SplitTable
@@ -137,7 +137,8 @@ class MultiLabelTask(TextTask):
         items = value if isinstance(value, list) else [None]
         if not all(isinstance(item, str) or isinstance(as_int(item), int) for item in items):
             problem = f"split '{split}' holds {str(value)[:40]!r}, which is not a list of labels or of their numbers"
-            remedy = "task.separator=comma (semicolon, bar, blank), or columns of 0 and 1: 'task.label=[<one>,<other>]'"
+            remedy = override("task.separator", "comma") + " (semicolon, bar, blank), or columns of 0 and 1: "
+            remedy += override("task.label", ["<one>", "<other>"])
             raise UserError("task.label", self.label, problem, remedy)
         return items
 
@@ -158,7 +159,8 @@ class MultiLabelTask(TextTask):
             if not fit:
                 return False
             problem = f"split '{split}' has lists such as {rows[0]}: the labels 0 and 1, or a flag for each of two"
-            raise UserError("task.flags", None, problem, "task.flags=true for flags, task.flags=false for labels.")
+            remedy = override("task.flags", True) + " for flags, " + override("task.flags", False) + " for labels."
+            raise UserError("task.flags", None, problem, remedy)
         if not fit:
             sizes = " and ".join(map(str, sorted(lengths)[:3]))
             problem = f"split '{split}' has lists of length {sizes}, which are not {count or 'equally many'} flags"

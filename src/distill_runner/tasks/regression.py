@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.metrics import REGRESSION_METRICS
 from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.tasks.columns import numbers
@@ -40,7 +40,8 @@ class RegressionTask(TextTask):
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         """Return the scores, float32 (N,)."""
-        remedy = "Repair the file, or for classes: task.type=classification task.metrics=[accuracy]"
+        remedy = "Repair the file, or for classes: "
+        remedy += override("task.type", "classification", "task.metrics", ["accuracy"])
         return encode_scores(values, self.label, split, remedy)
 
 
@@ -52,6 +53,6 @@ def encode_scores(values: list[Any], column: str, split: str, remedy: str = "Rep
     """
     scores = numbers(values)
     if len(rows := np.flatnonzero(np.isnan(scores))):
-        problem = f"split '{split}' holds {values[rows[0]]!r}, which is not a finite number"
+        problem = f"split '{split}' holds {values[rows[0]]!r}, which is not a finite number in 32 bits"
         raise UserError("task.label", column, problem, remedy)
     return scores.astype(np.float32)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_list, quantity
+from distill_runner.common.errors import UserError, format_list, override, quantity
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.table import recorded_tables
@@ -59,7 +59,7 @@ def training_scores(task: Any, transfer: "TransferSet | None") -> Scores:
     scores = read_scores(task, table, task.train if transfer is None else TRANSFER)
     used = scores.outputs[scores.is_used]
     if task.logits and task.decoding.has_probabilities and not task.calibrate and used.min() >= 0 and used.max() <= 1:
-        remedy = f"task.probabilities={format_list(task.logits)} instead, if they are probabilities."
+        remedy = "If they are probabilities: " + override("task.probabilities", task.logits, "task.logits", None)
         raise UserError("task.logits", format_list(task.logits), NOT_RAW, remedy)
     return scores
 
@@ -149,7 +149,7 @@ def ordered_numbers(task: Any, table: SplitTable, split: str) -> tuple[np.ndarra
     if len(places := np.argwhere(np.isnan(values) & ~blank)):
         row, column = places[0].tolist()
         problem = f"row {row} of split '{split}' has {table.columns[columns[column]][row]!r}, not a finite number"
-        remedy = "Write 0.85 (no % and no comma), and leave the cells of rows without a score empty."
+        remedy = "Write 0.85 (no % and no comma; -30 for -inf), and leave the cells of rows without a score empty."
         raise UserError(key, format_list(columns), problem, remedy)
     classes = [class_of_column(column, names) for column in columns]
     if len(columns) == 1 and len(names) == 2 and isinstance(task.decoding, OneClass):
@@ -163,7 +163,7 @@ def ordered_numbers(task: Any, table: SplitTable, split: str) -> tuple[np.ndarra
     if len({*classes} - {None}) == len(classes) and classes != list(range(len(classes))):
         problem = f"are named in another order than the classes, {', '.join(names)}"
         order = [columns[classes.index(number)] for number in range(len(columns))]
-        raise UserError(key, format_list(columns), problem, f"{key}={format_list(order)}, or rename the columns.")
+        raise UserError(key, format_list(columns), problem, override(key, order) + ", or rename the columns.")
     return values, []
 
 
@@ -204,9 +204,9 @@ def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray,
             labels = own.encode([value for value, one in zip(values, has_answer, strict=True) if one], own_table, split)
         except UserError as error:
             problem = error.problem.replace("has the label", "has the answer")
-            remedy = "List what is no answer in task.no_answer, such as 'task.no_answer=[unclear]'."
+            remedy = "What is no answer is listed, such as " + override("task.no_answer", ["unclear"])
             if names := task.names if task.has_classes else None:
-                remedy = f"The classes are {short_list(names)}. {remedy}"
+                remedy = f"The classes are {short_list(names)}. " + remedy
             raise UserError("task.answers", name, problem, remedy) from error
         total[has_answer] += task.decoding.indicators(labels, task.head.num_labels)
         counts += has_answer
@@ -272,11 +272,18 @@ def _names_classes(answer: Any, class_names: Collection[str]) -> bool:
 
 
 def class_of_column(column: str, names: Sequence[str]) -> int | None:
-    """Return the number of the class that ends a column's name, as in ``p_<class>``; None if it names none of them."""
+    """Return the number of the class that ends a column's name, as in ``p_<class>``; None if it names none of them.
+
+    Without such an end, marks do not count: ``p_House-hold`` names the class ``household``.
+    """
     own = normalized_label(column)
     ends = [
         number for number, name in enumerate(names) if re.search(rf"(^|[\W_]){re.escape(normalized_label(name))}$", own)
     ]
+    if not ends:
+        parts = re.split(r"[\W_]+", own)
+        tails = {"".join(parts[first:]) for first in range(len(parts))} - {""}
+        ends = [number for number, name in enumerate(names) if re.sub(r"[\W_]+", "", normalized_label(name)) in tails]
     return max(ends, key=lambda number: len(names[number]), default=None)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from distill_runner.common.assumptions import assumptions_field
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, mean
 from distill_runner.datasets.readers.dataset import Dataset, parse_split, splits_overlap
 from distill_runner.datasets.readers.files import has_local_split
@@ -86,7 +86,8 @@ class Splits(Dataset):
             raise UserError("task.select_on", self.select_on, problem, f"Take one of {', '.join(choices)}.")
         if self.metrics[0] in LOWER_IS_BETTER:
             problem = "is better when it is lower, but the epoch with the highest first metric is selected"
-            raise UserError("task.metrics", self.metrics[0], problem, f"task.metrics=[accuracy,{self.metrics[0]}]")
+            remedy = override("task.metrics", ["accuracy", self.metrics[0]])
+            raise UserError("task.metrics", self.metrics[0], problem, remedy)
         return self
 
     @model_validator(mode="after")
@@ -96,14 +97,13 @@ class Splits(Dataset):
             for name, split in splits.items():
                 if splits_overlap(split, self.train):
                     problem = f"has rows of task.train={self.train}: the model would be evaluated on training examples"
-                    can_split = "split_off" in type(self).model_fields
-                    advice = "task.split_off=0.1 sets a tenth aside; or give" if can_split else "Give"
-                    remedy = f"{advice} slices: train[:90%] and train[90%:]"
-                    raise UserError(f"task.{field}.{name}", split, problem, remedy)
+                    key, first, rest = f"task.{field}.{name}", "train[:90%]", "train[90%:]"
+                    remedy = "Take parts: " + override("task.train", first, key, rest)
+                    raise UserError(key, split, problem, remedy)
         for name, split in required.items():
             if other := next((key for key, value in self.validation.items() if splits_overlap(split, value)), None):
                 problem = f"has rows of task.validation.{other}={self.validation[other]}, which is scored already"
-                remedy = f"Give another split, or leave it out with '~task.test.{name}'."
+                remedy = "Give another split, or leave it out: " + override(f"~task.test.{name}")
                 raise UserError(f"task.test.{name}", split, problem, remedy)
         return self
 

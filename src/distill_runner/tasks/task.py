@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, override, suggestion
 from distill_runner.datasets.evaluate_metrics import Outputs as MetricInputs
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import compute_metrics
@@ -265,7 +265,7 @@ class Task(Splits):
         """
         if self.tokenized and shape.reads_images:
             problem = f"a model of type {shape.model_type} reads images, but {self.name} has texts"
-            raise UserError(".model", None, problem, "Take a text encoder, or a task of images: task=cifar10.")
+            raise UserError(".model", None, problem, "Take a text encoder, or " + override("task", "cifar10"))
 
     def check_kept(self, source: "ModelSource") -> None:
         """Check that a model that keeps its head was made for the inputs that it gets here.
@@ -318,7 +318,7 @@ class Task(Splits):
                 right, wrong = external_metric(metric).probe(self.output_kind, num_classes)
                 if metric == self.metrics[0] and right < wrong:
                     problem = "is better when it is lower, but the epoch with the highest first metric is selected"
-                    remedy = f"task.metrics=[{default},{metric}]"
+                    remedy = override("task.metrics", [default, metric])
             if problem:
                 raise UserError("task.metrics", metric, problem, remedy)
         return self

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
 from distill_runner.datasets.readers.table import TableRecord, text_of
 from distill_runner.datasets.readers.tables import SplitTable, column_names, listed_names, read_table
@@ -155,7 +155,7 @@ class TextTask(Task):
             raise UserError("task.columns", format_list(self.columns), problem, "Name only columns of texts.")
         if self.labels is not None and not self.has_classes:
             problem = f"a {self.type} task has no class names"
-            raise UserError("task.labels", format_list(self.labels), problem, "task.labels=null")
+            raise UserError("task.labels", format_list(self.labels), problem, override("task.labels", None))
         if self.labels is not None:
             check_names(self.labels, self.type, getattr(self, "class_weights", None))
         return self
@@ -164,16 +164,17 @@ class TextTask(Task):
     def _options_of_scores_agree(self) -> Self:
         form, *others = [name for name in FORMS if getattr(self, name)] or [""]
         columns, has_no_probabilities = format_list(self.prediction_columns), not self.decoding.has_probabilities
-        example, no_form = "task.probabilities=[p_no,p_yes]", "needs columns of scores"
+        example, no_form = override("task.probabilities", ["<p_no>", "<p_yes>"]), "needs columns of scores"
+        confident = override("task.keep", "confident:0.8") if form else example
         uncertain, last = f"task.type={self.type} has no probabilities", (others or [""])[0]
         unclear = "must be confident:<lowest probability>" if form else no_form
         no_fit = "needs probabilities or raw outputs, and gold labels" if form else no_form
         unlabeled = "holds out training examples, but these have no gold labels (task.gold=evaluation)"
-        validate = "task.select_on=validation"
+        validate = override("task.select_on", "validation")
         for is_wrong, key, value, problem, remedy in (
             (others, form, columns, f"cannot be combined with task.{last}", "Keep one of them."),
             (self.probabilities and has_no_probabilities, form, columns, uncertain, "Raw outputs: task.logits."),
-            (self.keep and not (form and CONFIDENT.fullmatch(self.keep)), "keep", self.keep, unclear, example),
+            (self.keep and not (form and CONFIDENT.fullmatch(self.keep)), "keep", self.keep, unclear, confident),
             (self.keep and has_no_probabilities, "keep", self.keep, uncertain, "Leave it out."),
             (self.calibrate and (self.gold == "none" or not form or self.answers), "calibrate", True, no_fit, example),
             (self.gold == "none" and not form, "gold", "none", "takes the labels from scores, and " + no_form, example),
@@ -211,7 +212,7 @@ class TextTask(Task):
         if not self.prediction_columns:
             infer_label(self.label_columns, names)
         problem = f"neither split '{self.train}' nor '{split}' has it: the data have {listed_names(names)}"
-        remedy = "Name the column of gold labels, or task.gold=none to score the agreement with the scores."
+        remedy = "Name the column of gold labels, or take the labels from the scores: " + override("task.gold", "none")
         raise UserError("task.label", format_list(self.label_columns), problem, remedy)
 
     def label_candidates(self, names: Sequence[str]) -> list[str]:

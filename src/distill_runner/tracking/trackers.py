@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from distill_runner.common.errors import TrainingPaused, UserError, first_line, suggestion
+from distill_runner.common.errors import TrainingPaused, UserError, command, first_line, suggestion
 from distill_runner.common.files import shareable, without_paths
 from distill_runner.common.library_switches import disable_mlflow_telemetry, quiet_wandb_telemetry
 from distill_runner.common.plugins import entry_point, load_class
@@ -137,7 +137,8 @@ class MetricsFile(Tracker):
     """Tracker that appends to ``metrics.jsonl``, one JSON object per line; non-finite numbers become null.
 
     The file is unbuffered, so every line is written at once. Incomplete lines are removed: after a failed write on a
-    full disk, and on opening the file after a process was killed. The outcome has files of its own in the folder.
+    full disk, and on opening the file after a process was killed. What that process had logged is not logged again,
+    although training goes on at a checkpoint. The outcome has files of its own in the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,9 +146,13 @@ class MetricsFile(Tracker):
         self.file = path.open("ab", buffering=0)
         lines = path.read_bytes().rpartition(b"\n")[0]
         self.file.truncate(len(lines) + 1 if lines else 0)
+        points = map(json.loads, lines.splitlines())
+        self.existing = {(values["step"], frozenset(values)) for values in points}
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         line = point(values, step, epoch)
+        if (step, frozenset(line)) in self.existing:
+            return
         line |= {key: None for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)}
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         num_bytes = self.file.write(data)
@@ -202,7 +207,7 @@ def imported(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        problem, remedy = f"the package cannot be imported ({error})", f"pip install 'distill-run[{package}]'"
+        problem, remedy = f"the package cannot be imported ({error})", command(f"pip install 'distill-run[{package}]'")
         raise UserError("tracker", package, problem, remedy) from error
 
 

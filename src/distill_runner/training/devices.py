@@ -17,7 +17,7 @@ from filelock import BaseFileLock
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from distill_runner.common.errors import TrainingError, UserError, first_line
+from distill_runner.common.errors import TrainingError, UserError, first_line, override
 from distill_runner.common.library_switches import allow_tf32
 from distill_runner.common.locks import try_machine_lock
 from distill_runner.common.process import num_launched
@@ -205,7 +205,8 @@ class OutOfMemory(TrainingError):
 
     remedy = (
         "Take a smaller optim.batch_size with optim.accumulation (teacher.optim... for the teacher), "
-        "runtime.gradient_checkpointing=true, or fewer runtime.workers_per_gpu."
+        + override("runtime.gradient_checkpointing", True)
+        + ", or fewer runtime.workers_per_gpu."
     )
 
 
@@ -220,7 +221,8 @@ def memory_errors() -> Iterator[None]:
 
 def _check_cuda(name: str) -> None:
     if not torch.cuda.is_available():
-        raise UserError("runtime.device", name, "no GPU is visible to torch", "Take runtime.device=cpu or auto.")
+        remedy = "Take " + override("runtime.device", "cpu") + " or auto."
+        raise UserError("runtime.device", name, "no GPU is visible to torch", remedy)
     if (number := torch.device(name).index or 0) >= torch.cuda.device_count():
         raise UserError("runtime.device", name, f"there are {torch.cuda.device_count()} GPUs, numbered from 0")
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distill_runner.common.errors import TrainingError
+from distill_runner.common.errors import TrainingError, override
 from distill_runner.common.files import atomic_replacement
 from distill_runner.common.seeds import random_state, restore_random_state
 
@@ -64,7 +64,8 @@ def load_checkpoint(file: Path, parts: dict[str, Any]) -> History:
 class TrainingDiverged(TrainingError):
     """A loss or another logged value is not finite; the message names the step and the value."""
 
-    remedy = "Take a lower optim.lr, or a longer optim.warmup; in low precision also runtime.precision=fp32."
+    remedy = "Take a lower optim.lr, or a longer optim.warmup; in low precision also "
+    remedy += override("runtime.precision", "fp32")
 
 
 class Meter:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.common.files import require_disk_space
 from distill_runner.common.seeds import preserved_random_state
 from distill_runner.datasets.batches import Batch
@@ -210,7 +210,7 @@ class CachedTargets(TeacherTargets):
                 arrays[name] = _reserve_array(folder / f"{name}.npy", (num_rows, *values.shape[1:]), np.dtype(dtype))
             if dtype == "float16" and (largest := values.abs().max().item()) > float(np.finfo(dtype).max):
                 problem = f"the teacher's {name} reach {largest:.3g}, above float16's maximum of 65504"
-                raise UserError("teacher.outputs", dtype, problem, "Take teacher.outputs=float32.")
+                raise UserError("teacher.outputs", dtype, problem, override("teacher.outputs", "float32"))
             arrays[name][rows] = values.cpu().numpy()
 
         for index in batches:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from distill_runner.common.library_switches import allow_long_csv_fields
-from distill_runner.datasets.readers.table import FileProblem, FileRecord, Reader, Row
+from distill_runner.datasets.readers.table import FileProblem, FileRecord, Reader, Row, require_distinct
 from distill_runner.datasets.readers.text_files import TextFile
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -45,9 +45,7 @@ class DelimitedReader(Reader):
             names: list[str] = next(filter(None, self._reader()), [])
         except csv.Error as error:
             raise self._malformed(error, 1, 1) from error
-        if twice := sorted({name for name in names if name and names.count(name) > 1}):
-            problem = f"names the column {twice[0]!r} twice in its first line"
-            raise FileProblem(problem, "Give each column its own name.")
+        require_distinct(names)
         self.names = [name or f"Unnamed: {position}" for position, name in enumerate(names)]  # as pandas calls them
         self._first_row = names
 

@@ -1,5 +1,6 @@
 """Data files on this machine: where a dataset is, and which files a split has."""
 
+import difflib
 import errno
 import os
 import re
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.readers.dataset import ALL_FILES, Dataset, is_embedded
 from distill_runner.datasets.readers.table import FileProblem
 from distill_runner.datasets.readers.text_files import COMPRESSIONS
@@ -89,7 +90,11 @@ def local_data(data: Dataset) -> Path | None:
     except OSError as error:
         raise UserError(key, data.dataset, f"cannot be listed: {error}", "Allow reading this folder.") from error
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", data.dataset):
-        remedy = f"{key}=<folder with train.csv, validation.csv and so on>, or a hub id: nyu-mll/glue"
+        names = os.listdir(path.parent) if path.parent.is_dir() else []
+        if close := difflib.get_close_matches(path.name, names, 1, 0.8):
+            remedy = "Did you mean " + override(key, str(path.with_name(close[0]))) + "?"
+            raise UserError(key, data.dataset, "no such file or folder", remedy)
+        remedy = override(key, "<folder with train.csv, validation.csv and so on>") + ", or a hub id: nyu-mll/glue"
         raise UserError(key, data.dataset, "no such folder", remedy)
     return None
 
@@ -115,9 +120,9 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
     if folder.is_file():
         if split == "train":
             return [folder]
-        remedy = "Set task.split_off=0.1: a tenth of the rows is then used for validation."
+        remedy = override("task.split_off", 0.1) + " takes a tenth of the rows for validation."
         if "split_off" not in type(data).model_fields:
-            remedy = "Use a part of it: train[90%:] here, and task.train=train[:90%]."
+            remedy = "Take parts of it: " + override("task.train", "train[:90%]", data.split_key(split), "train[90%:]")
         problem = f"{folder.name} is one file, and its rows form the split train"
         raise UserError(data.split_key(split), split, problem, remedy)
     if matches := _matching_files(folder, split, data):
@@ -274,10 +279,10 @@ def missing_split(data: Dataset, split: str, available: list[str], place: str) -
     """Return the error for a missing split; its remedy is the override that changes or removes the split."""
     key = data.split_key(split)
     # Hydra merges `key={...}` into the existing mapping, so that only `~` removes an entry.
-    remedy = f"Leave it out with '~{key}'" if data.is_optional(split) else f"Set {key}"
+    remedy = "Leave it out: " + override(f"~{key}") if data.is_optional(split) else f"Set {key}"
     if key.startswith("task.test."):
-        remedy += ", or all test splits with task.test=null"
-    return UserError(key, split, f"no such split in {place}", f"It has: {', '.join(available)}. {remedy}")
+        remedy += ", or all test splits: " + override("task.test", None)
+    return UserError(key, split, f"no such split in {place}", f"It has: {', '.join(available)}. " + remedy)
 
 
 @contextmanager
@@ -307,7 +312,7 @@ def _no_such_config(data: Dataset, root: Path) -> UserError:
         problem = f"{'needs a value' if data.config is None else 'no such folder with data files'} in {root}"
         return UserError(key, data.config, problem, f"It has: {', '.join(configs)}.")
     if data.config and _data_files(root):
-        return UserError(key, data.config, f"{root} has data files, but no such subfolder", f"{key}=null")
+        return UserError(key, data.config, f"{root} has data files, but no such subfolder", override(key, None))
     others = [path for path in _entries(root) if path.suffix.lower() in OTHER_FORMATS]
     problem = f"no data files ({FORMAT_NAMES}) in this folder" + (f", only {others[0].name}" if others else "")
     remedy = "Name them train.csv, validation.csv and so on, or put images into train/<class>/."

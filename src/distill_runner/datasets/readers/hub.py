@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from distill_runner.common import hub
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.common.hub import HubError
 from distill_runner.common.library_switches import offline_datasets
 from distill_runner.datasets.readers.dataset import Dataset, is_embedded, parse_split
@@ -53,7 +53,7 @@ def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
     names = [name for name in hub.matching_files(existing, patterns) if name not in FILES_WITHOUT_ROWS]
     if all(name.endswith(".py") for name in names):
         problem = f"{data.dataset} on the hub has no {data.config or 'data'} files"
-        remedy = f"If it is a script: {data.key}.revision=refs/convert/parquet has its converted files."
+        remedy = "If it is a script, its converted files: " + override(f"{data.key}.revision", "refs/convert/parquet")
         raise UserError(f"{data.key}.dataset", data.dataset, problem, remedy)
     links = cache / "links" / commit.name.rpartition("/")[2]
     for name in names:
@@ -174,5 +174,6 @@ def _hub_errors(data: Dataset) -> Iterator[None]:
         yield
     except HubError as error:
         name = data.dataset.rpartition("/")[2]
-        remedy = f"{data.key}.dataset=<folder with {files}>, or set DISTILL_DATA_DIR to a folder with {name}/"
+        remedy = override(f"{data.key}.dataset", f"<folder with {files}>")
+        remedy += f", or set DISTILL_DATA_DIR to a folder with {name}/"
         raise error.for_key(f"{data.key}.dataset", data.dataset, remedy) from error

@@ -179,6 +179,12 @@ class MemoryReader(Reader):
             yield dict(zip(self._columns, row, strict=True))
 
 
+def require_distinct(names: Sequence[str]) -> None:
+    """Raise a FileProblem if a column is named twice."""
+    if twice := sorted({name for name in names if name and names.count(name) > 1}):
+        raise FileProblem(f"names the column {twice[0]!r} twice", "Give each column its own name.")
+
+
 class ArrowReader(Reader):
     """A Parquet file, or an Arrow file as ``save_to_disk`` of ``datasets`` writes it.
 
@@ -192,6 +198,7 @@ class ArrowReader(Reader):
         self._file, self._is_parquet = file, is_parquet
         with self._opened(None) as (schema, _):
             self.names = schema.names
+        require_distinct(self.names)
         if b"huggingface" in (schema.metadata or {}):
             import datasets
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.library_switches import quiet_datasets
 from distill_runner.datasets import embedded
@@ -258,7 +258,7 @@ def _selected_rows(data: Dataset, name: str, part: SplitSlice, split: str, downl
     if (size := part.last_row) is None:
         if not download:
             problem = "needs the number of rows, which a stream does not know"
-            remedy = "Use numbers, as in train[:100000], or corpus.stream=false."
+            remedy = "Use numbers, as in train[:100000], or " + override("corpus.stream", False) + "."
             raise UserError(data.split_key(split), split, problem, remedy)
         with recorded_tables(), open_split(data, name) as table:  # read once more later, and recorded there
             size = sum(1 for _ in table.rows())

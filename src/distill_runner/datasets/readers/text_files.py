@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from distill_runner.common.errors import override
 from distill_runner.datasets.readers.table import FileProblem, FileRecord, Reader, Row
 
 SAMPLE_BYTES = 2**20
@@ -117,27 +118,27 @@ class TextFile:
         keeps_ascii = b"a,b".decode(name, "replace") == "a,b"
         if requested and not name.startswith(own) and (mark or not sample.isascii() or not keeps_ascii):
             problem = f"is {own.upper()}, which {self.option}={requested} would misread"
-            raise FileProblem(problem, f"{self.option}=null, after saving the files of another encoding as UTF-8.")
+            raise FileProblem(problem, "Save the other files as UTF-8, and set " + override(self.option, None))
         is_named = name.startswith(("utf-16-", "utf-32-")) or not (has_nulls or name in ("utf-16", "utf-32"))
         if mark is None and not is_named:
             order = "le" if sample[1::2].count(0) >= sample[::2].count(0) else "be"
             problem = "is UTF-16 without a byte order mark"
-            raise FileProblem(problem, f"{self.option}=utf-16-{order}, or save it as UTF-8.")
+            raise FileProblem(problem, override(self.option, f"utf-16-{order}") + ", or save it as UTF-8.")
         return mark or requested or "utf-8"
 
     def _undecodable(self) -> FileProblem:
         """Return the problem of bytes that are not in the file's encoding, with what the first such line may be."""
         if self.encoding not in ("utf-8", "utf-8-sig"):
-            return FileProblem(f"has bytes that are not {self.encoding}", f"Name its encoding: {self.option}=<name>")
+            return FileProblem(f"has bytes that are not {self.encoding}", override(self.option, "<its encoding>"))
         with _open_bytes(self.file) as stream:
             lines = enumerate(stream, start=1)
             number, line = next((number, line) for number, line in lines if not _is_utf8(line, final=True))
         text = line.decode("cp1252", "replace")
         start = next(position for position, char in enumerate(text) if ord(char) > 127)
         words = text[max(0, start - 20) : start + 20].replace("\t", " ").replace("\xa0", " ").strip("\r\n ")
-        remedy = f"{self.option}=<the encoding that it was saved in>, or save it as UTF-8."
+        remedy = override(self.option, "<the encoding that it was saved in>") + ", or save it as UTF-8."
         if words.isprintable() and "\ufffd" not in words:
-            remedy = f"{self.option}=cp1252 (Excel, Windows) if '{words}' is right, else the one that it was saved in."
+            remedy = override(self.option, "cp1252") + f" (Excel, Windows) if '{words}' is right, else its own one."
         return FileProblem(f"line {number} is not UTF-8", remedy)
 
 
@@ -259,13 +260,15 @@ def _rows_of_object(value: Row, record: FileRecord) -> list[Any]:
         record.remarks.append("articles in SQuAD's format")
         return _squad_rows(articles)
     columns = list(value.values())
+    are_columns = len(columns) > 1 and all(isinstance(column, list) for column in columns)
+    are_columns = are_columns and len({*map(len, columns)}) == 1
     tables = [
         name for name, rows in value.items() if rows and isinstance(rows, list) and all(type(r) is dict for r in rows)
     ]
-    if len(tables) == 1:
+    if len(tables) == 1 and not are_columns:
         record.remarks.append(f"the list {tables[0]!r}")
         return list(value[tables[0]])
-    if columns and not tables and all(isinstance(column, list) for column in columns):
+    if are_columns or (columns and not tables and all(isinstance(column, list) for column in columns)):
         columns = [dict(enumerate(column)) for column in columns]
     if columns and all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
         record.remarks.append("columns")  # as pandas' to_json writes them

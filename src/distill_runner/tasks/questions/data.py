@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.readers.table import is_missing
 from distill_runner.tasks.printed import printed_value
@@ -105,7 +105,7 @@ def read_questions(
             raise UserError("task.label", of_answers, problem, "Remove the answer, or the column is_impossible.")
         if needs_answers and not answers:
             problem = f"{where} has no answer (question '{name}'), but every question of this task must have one"
-            remedy = "task.unanswerable=true (as in SQuAD 2.0), or remove it."
+            remedy: str = override("task.unanswerable", True) + " (as in SQuAD 2.0), or remove it."
             raise UserError("task.unanswerable", False, problem, remedy)
         offsets = tuple(_offset(context, text, start) for text, start in answers)
         num_moved += any(

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, override, suggestion
 from distill_runner.datasets.evaluate_metrics import answer_items, as_items, external_metric, is_external
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.tables import read_rows
@@ -139,14 +139,15 @@ class QuestionsTask(Task):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if len(self.columns) != 2:
-            remedy = "task.columns=[question,context]"
+            remedy = override("task.columns", ["question", "context"])
             raise UserError("task.columns", self.columns, "needs the columns of question and context", remedy)
         if self.label in self.columns:
             problem = f"the column '{self.label}' holds the answers, which no model may read"
-            raise UserError("task.columns", self.columns, problem, "task.columns=[question,context]")
+            raise UserError("task.columns", self.columns, problem, override("task.columns", ["question", "context"]))
         if self.select_on == HELD_OUT:
             problem = "questions about one context would be both trained on and held out"
-            raise UserError("task.select_on", HELD_OUT, problem, "Split the data yourself; set select_on=validation.")
+            remedy = "Split the data yourself; set " + override("select_on", "validation")
+            raise UserError("task.select_on", HELD_OUT, problem, remedy)
         for name, language in self.languages.items():
             if language not in LANGUAGES:
                 raise UserError(f"task.languages.{name}", language, "no scoring rules", suggestion(language, LANGUAGES))
@@ -156,7 +157,7 @@ class QuestionsTask(Task):
         if not self.unanswerable:
             for metric in self.metrics:
                 if metric not in ("f1", "exact_match") and not is_external(metric):
-                    remedy = "task.metrics=[f1,exact_match], or task.unanswerable=true."
+                    remedy = override("task.metrics", ["f1"]) + ", or " + override("task.unanswerable", True)
                     raise UserError("task.metrics", metric, "applies only to tasks with unanswerable questions", remedy)
         return self
 
@@ -247,7 +248,7 @@ class QuestionsTask(Task):
         unanswered = [question.id for question in _questions(split) if not question.answers]
         if 0 < len(unanswered) < split.num_examples and not self.unanswerable:
             problem = f"question '{unanswered[0]}' of split '{name}' has no answer"
-            remedy = "Remove it, or for questions without an answer: task.unanswerable=true."
+            remedy = "Remove it, or for questions without an answer: " + override("task.unanswerable", True)
             raise UserError("task.unanswerable", False, problem, remedy)
         return len(unanswered) < split.num_examples
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, is_missing, text_of
 from distill_runner.datasets.readers.tables import SplitTable, listed_names
 from distill_runner.datasets.readers.text_files import WordLines
@@ -133,7 +133,7 @@ class Sentences:
                     remedy = "Name all labels in task.labels, or remove these rows."
                     if len(tagset.names) <= MAX_NAMES:
                         names = ",".join(complete_names([*tagset.names, tag]))
-                        remedy = f"Is it a mistake? Otherwise: 'task.labels=[{names}]'"
+                        remedy = "Is it a mistake? Otherwise: " + override("task.labels", names)
                     raise UserError("task.labels", None, problem, remedy)
 
 
@@ -146,7 +146,7 @@ def refuse_tree(data: Sequence[Any]) -> NoReturn:
     fields = dict.fromkeys(name for row in data if isinstance(row, Mapping) for name in row)
     problem = f"the data are the full export of Label Studio, of texts with {listed_names(list(fields))}"
     remedy = "Export them as JSON-MIN or CONLL2003."
-    remedy += f" Then name the field of the text: 'task.columns=[{next(iter(fields))}]'" if len(fields) > 1 else ""
+    remedy += " Then name the field of the text: " + override("task.columns", [*fields][:1]) if len(fields) > 1 else ""
     raise UserError("task.columns", None, problem, remedy)
 
 
@@ -169,7 +169,7 @@ def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str |
     candidates = columns or words[:1] or texts[:1] or others or [name for name in WORDS if name in types]
     if len(candidates) != 1:
         problem = f"cannot be inferred: the data have {listed}"
-        raise UserError("task.columns", None, problem, "'task.columns=[<words or text>]'")
+        raise UserError("task.columns", None, problem, override("task.columns", ["<words or text>"]))
     text = candidates[0]
     if label is None:
         is_words = types.get(text) == LIST or text in WORDS
@@ -180,11 +180,11 @@ def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str |
         labels = labels or [name for name in lists if is_words and name != text]
         if len(labels) != 1:
             problem = f"could be {' or '.join(labels)}" if labels else f"cannot be inferred: the data have {listed}"
-            raise UserError("task.label", None, problem, "task.label=<column of tags or spans>")
+            raise UserError("task.label", None, problem, override("task.label", "<column of tags or spans>"))
         label = labels[0]
     elif label not in types:
         problem = f"no such column: the data have {listed}"
-        raise UserError("task.label", label, problem, "task.label=<column of tags or spans>")
+        raise UserError("task.label", label, problem, override("task.label", "<column of tags or spans>"))
     return text, label
 
 
@@ -205,7 +205,8 @@ def read_sentences(
     if not labeled and (marks is None or all(mark is None for mark in marks)):
         marks = None
     elif marks is None:
-        raise UserError("task.label", label, f"split '{split}' has no such column", "task.label=<tags or spans>")
+        problem = f"split '{split}' has no such column"
+        raise UserError("task.label", label, problem, override("task.label", "<column of tags or spans>"))
     if marks is not None:
         marks = _as_lists(marks) or marks
     if column in WORDS or (marks is not None and all(isinstance(mark, list) for mark in marks)):
@@ -304,7 +305,7 @@ class _Reader:
             inner = text[begin:end]
             if not 0 <= begin < end <= len(text) or not inner.strip():
                 other = next((unit for unit, fits in self.fitting(text, first, last).items() if fits), None)
-                remedy = "Repair or remove it." if other is None else f"It fits with task.offsets={other}."
+                remedy = "Repair or remove it." if other is None else "It fits with " + override("task.offsets", other)
                 self.refuse(f"a span {begin} to {end} of {len(text)} characters", line, remedy)
             for unit, fits in self.fitting(text, first, last).items():
                 self.misfits[unit] += not fits and not quote.strip()

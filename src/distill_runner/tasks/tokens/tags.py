@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.common.terminal import Undefined
 from distill_runner.datasets.evaluate_metrics import as_items
 
@@ -77,7 +77,7 @@ class TagSet:
         own: Scheme = "plain" if parsed is None else "bioes" if has_ends else "bio"
         if scheme not in (None, own) and (scheme, own) != ("iob1", "bio"):
             problem = f"but the tags are {own.upper()}: {format_list(list(names)[:6])}"
-            raise UserError("task.scheme", scheme, problem, "task.scheme=null")
+            raise UserError("task.scheme", scheme, problem, override("task.scheme", None))
         if parsed is None and scheme is None:
             _require_types([name for name in names if name != OUTSIDE])
         type_names = tuple(dict.fromkeys(name for role, name in pairs if role != OUT))
@@ -206,7 +206,8 @@ def _require_types(typed: Sequence[str]) -> None:
         for match, name in matches:
             if not match["begin"] and match["type"] in begun:
                 problem = f"has {begun[match['type']]} and {name}, which look like positions in one type"
-                remedy = f"Write B-{match['type']} and I-{match['type']}, or task.scheme=plain if each is a type."
+                remedy = f"Write B-{match['type']} and I-{match['type']}, or if each is a type: "
+                remedy += override("task.scheme", "plain")
                 raise UserError("task.label", None, problem, remedy)
 
 

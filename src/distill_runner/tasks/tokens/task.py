@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from distill_runner.common.assumptions import Assumption
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.table import TableRecord
@@ -110,7 +110,9 @@ class TokensTask(Task):
             raise UserError("task.columns", format_list(self.columns), problem, "Name the column of words or texts.")
         if self.select_on == HELD_OUT:
             problem = "windows of one sentence would be both trained on and held out"
-            remedy = "Take sentences: 'task.train=train[~:90%]' 'task.validation.validation=train[~90%:]'"
+            remedy = "Take sentences: "
+            parts = "task.train", "train[~:90%]", "task.validation.validation", "train[~90%:]"
+            remedy += override("select_on", "validation", *parts)
             raise UserError("task.select_on", HELD_OUT, problem, remedy)
         if self.labels is None:
             return self
@@ -118,7 +120,8 @@ class TokensTask(Task):
         tagset = TagSet.from_names(self.labels, self.scheme)
         if tagset.outside is None and tagset.scheme == "plain" and self.metrics[0] != "accuracy":
             problem = f"counts entities, but the labels have no {OUTSIDE}: {format_list(self.labels[:6])}"
-            raise UserError("task.metrics", self.metrics[0], problem, "For parts of speech: task.metrics=[accuracy]")
+            remedy = "For parts of speech: " + override("task.metrics", ["accuracy"])
+            raise UserError("task.metrics", self.metrics[0], problem, remedy)
         return self
 
     @property
@@ -163,7 +166,8 @@ class TokensTask(Task):
             raise UserError("task.label", self.label, "the training data have no labels", "Name the column of labels.")
         if not self.labels and tags and all(tag.lstrip("-").isdigit() for tag in tags):
             problem = f"the labels are numbers without names: {format_list(sorted(tags, key=int)[:8])}"
-            raise UserError("task.labels", None, problem, "'task.labels=[O,B-PER,I-PER]', in order.")
+            remedy = "Name them in order: " + override("task.labels", ["<O>", "<B-PER>", "<I-PER>"])
+            raise UserError("task.labels", None, problem, remedy)
         tagset, weights = TagSet.from_names(names, self.scheme), self.class_weights
         scheme = self.scheme or tagset.scheme
         has_words = tags <= {*names} and not sentences.has_spans

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import EXAMPLES_PER_CALL, TokenSplit
 from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, cut_windows, require_offsets
@@ -174,8 +174,9 @@ def _tags(
                 word = sentence.text[begins[first] : ends[stop - 1]] if first < stop else ""
                 span = f"the span '{sentence.text[begin:end]}', which cuts the word '{word}', {sentence.line}"
                 problem, other = f"split '{sentences.split}' has {span}", sentences.other_offsets
-                remedy = "Repair it, or task.misaligned=extend (whole words), or drop."
-                remedy = remedy if other is None else f"All spans fit with task.offsets={other} ({UNITS[other]})."
+                remedy = "Repair it, or " + override("task.misaligned", "extend") + " (whole words), or drop."
+                if other is not None:
+                    remedy = "All spans fit with " + override("task.offsets", other) + f" ({UNITS[other]})."
                 raise UserError("task.label", None, problem, remedy)
             cut.append(sentence.line)
             if misaligned == "drop" or first >= stop or first < previous:

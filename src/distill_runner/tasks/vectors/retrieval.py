@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.common.files import file_sha256
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.table import TableRecord, is_missing, text_of
@@ -118,7 +118,7 @@ class RetrievalTask(VectorTask):
     @model_validator(mode="after")
     def _trains_on_documents(self) -> Self:
         if self.train not in (CORPUS, NO_SPLIT):
-            remedy = "task.train=corpus takes the texts of the documents; a transfer set has texts of its own."
+            remedy = "For the texts of the documents: " + override("task.train", "corpus")
             raise UserError("task.train", self.train, "holds judgments, and no texts to train on", remedy)
         if self.config is not None:
             raise UserError("task.config", self.config, "a folder in BEIR's layout has none", "Name the folder itself.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.metrics import pearson, require_finite, spearman
 from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, listed_names, read_table
@@ -66,7 +66,7 @@ class VectorTask(TextTask):
     def _selects_on_validation(self) -> Self:
         if self.select_on == HELD_OUT:
             problem = "training texts have no scores, so they cannot be held out to select the epoch"
-            raise UserError("task.select_on", HELD_OUT, problem, "Set select_on=validation.")
+            raise UserError("task.select_on", HELD_OUT, problem, "Set " + override("select_on", "validation") + ".")
         return self
 
     @property
@@ -92,7 +92,7 @@ class VectorTask(TextTask):
     def served_prompt(self) -> str:
         if any(self.prompts.values()) and self.include_prompt is False and self.pooling != "last":
             problem = "an exported model cannot tell the tokens of the prompt from the text"
-            raise UserError("task.include_prompt", False, problem, "Set task.include_prompt=true.")
+            raise UserError("task.include_prompt", False, problem, "Set " + override("task.include_prompt", True) + ".")
         return self.prompt or ""
 
     @property
@@ -194,7 +194,7 @@ class EmbeddingsTask(VectorTask):
     def _compares_two_texts(self) -> Self:
         if len(self.columns) == 1 and (self.train_columns or self.validation):
             problem = "has one column, but pairs of texts are scored"
-            raise UserError("task.columns", self.columns, problem, "task.columns=[sentence1,sentence2]")
+            raise UserError("task.columns", self.columns, problem, override("task.columns", ["<text>", "<other>"]))
         return self
 
     @property
@@ -211,7 +211,7 @@ class EmbeddingsTask(VectorTask):
         texts = text_candidates(types, task.label_columns)
         if len(texts) != 1:
             problem = f"cannot be inferred: the training data have {listed_names(list(types))}"
-            raise UserError("task.train_columns", None, problem, "'task.train_columns=[<text>]'")
+            raise UserError("task.train_columns", None, problem, override("task.train_columns", ["<text>"]))
         return type(task)(**task.model_dump() | {"train_columns": texts})
 
     def _columns(self, split: str) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import Split, TokenSplit
 from distill_runner.datasets.tokenization import Examples
@@ -163,4 +163,4 @@ def _require_equal_widths(student_BC: Tensor, teacher_BC: Tensor) -> None:
     widths = student_BC.shape[-1], teacher_BC.shape[-1]
     if widths[0] != widths[1]:
         problem = f"its vectors have {widths[0]} numbers, the teacher's {widths[1]}"
-        raise UserError("student", None, problem, "Take method=vectors vectors.widths=pca, or project.")
+        raise UserError("student", None, problem, override("method", "vectors", "vectors.widths", "pca"))
