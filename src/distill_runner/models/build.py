@@ -16,7 +16,7 @@ from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.features import EncoderShape
 from distill_runner.models.images import reads_images
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
-from distill_runner.models.static import fill_table
+from distill_runner.models.static import StaticModel, fill_table
 from distill_runner.models.vectors import (
     SentenceEncoder,
     VectorModules,
@@ -147,7 +147,7 @@ def _static(model: ModelConfig, config: Any, source: ModelSource) -> PreTrainedM
     modules = read_sentence_folder(folder, source.name).modules if is_sentence_folder(folder) else VectorModules()
     layers = modules.layers[:-1] if modules.is_normalized else modules.layers
     teacher = SentenceEncoder(_load(source, AutoModel, model), replace(modules, layers=layers)).eval()
-    table: PreTrainedModel = AutoModel.from_config(config, dtype=torch.float32)
+    table = StaticModel(config)
     fill_table(table, teacher, source.tokenizer())
     return table
 

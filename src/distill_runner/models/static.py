@@ -54,7 +54,7 @@ class StaticModel(PreTrainedModel):
 
     def __init__(self, config: StaticConfig) -> None:
         super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_dim)
+        self.embeddings: Any = nn.Embedding(config.vocab_size, config.hidden_dim)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
