@@ -499,8 +499,8 @@ def _conclusion_cell(outcome: Outcome) -> str:
         return f"**{words[comparison.conclusion]}**{text.removeprefix(comparison.conclusion)}"
     if outcome.numbers == "page" and comparison.seeds_needed is None:  # their part of the examples is an upper bound
         text = text.partition(", more than")[0]
-    for words, short in SHORTER.items():
-        text = text.replace(words, short)
+    for long, short in SHORTER.items():
+        text = text.replace(long, short)
     return text
 
 
