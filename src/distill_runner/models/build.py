@@ -100,7 +100,7 @@ def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: Mod
     is_static = model.layers == "static"
     if head.vectors is None:
         if is_static:
-            remedy = "Take a task of vectors (task=custom_vectors), or student=truncated."
+            remedy = "Take a task of vectors, or " + override("student", "truncated")
             raise UserError(".model.layers", "static", "is a table of token vectors, without a head", remedy)
         return head.num_labels
     modules = vector_modules(model, head.vectors, *_pooled(model, source))

@@ -385,9 +385,8 @@ def read_config(model: ModelConfig, source: ModelSource | None = None) -> PreTra
     config = source.config()
     if model.layers == "static":
         if model.num_layers is not None:
-            raise UserError(
-                ".model.num_layers", model.num_layers, "a static student has no layers", "Take student=static."
-            )
+            problem = "a static student has no layers"
+            raise UserError(".model.num_layers", model.num_layers, problem, override("student", "static"))
         ignored = source.tokenizer().all_special_ids
         return StaticConfig(vocab_size=config.vocab_size, hidden_dim=config.hidden_size, ignored_ids=ignored)
     if model.num_layers is None:
