@@ -98,7 +98,8 @@ class ModelFolder:
     @property
     def head(self) -> "Head":
         """The head of the model: a run knows the classes by name, other folders by the order of their outputs."""
-        return replace(self.task.head, keeps_order=self.run is None)
+        head = self.task.head
+        return replace(head, keeps_order=head.keeps_order or self.run is None)
 
     def predict(
         self, task: "Task", device: str, read: Callable[["np.ndarray", "Split", "Examples"], Prediction]
