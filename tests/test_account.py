@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.metrics import classification_report
 
 from distill_runner.common.terminal import AccountLine
@@ -17,7 +15,7 @@ from distill_runner.pipeline.account import account_of_run
 from distill_runner.report.formats import result_row
 from distill_runner.running import run_stage
 from distill_runner.tasks.classification import ClassificationTask
-from distill_runner.tasks.split_account import SplitAccount, data_line, example_hashes, length_counts, lengths_line
+from distill_runner.tasks.split_account import SplitAccount, data_line, length_counts, lengths_line
 from helpers.built_runs import Run
 from helpers.small_runs import Compose
 
@@ -147,7 +145,8 @@ def test_the_plan_and_the_run_say_the_same_and_the_result_stores_it(
     assert planned[0].startswith(
         "data     train.csv 40 rows, validation.csv 30 rows; text = text; label = label (no 20"
     )
-    assert "warning: 10 of 30 examples of validation (33 %) are in the training data too" in planned
+    shared = "warning: 10 of 30 examples of validation (33 %) are in the training data too, word for word or nearly: "
+    assert any(line.startswith(shared) for line in planned)
     built = printed()
     assert [line for line in built if line in planned] == planned
     data = result["account"][0]
@@ -184,17 +183,6 @@ def test_the_line_of_lengths_by_hand() -> None:
     cut = SplitAccount("train", lengths=length_counts(np.array([8, 8, 8, 3]), 3, 8))
     assert "median over 8 tokens" in str(lengths_line({"train": cut}))
     assert lengths_line({"train": SplitAccount("train")}) is None
-
-
-TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=3)
-
-
-@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=20))
-def test_equal_examples_and_no_others_have_one_hash(rows: list[Row]) -> None:
-    """Duplicates between training and validation are counted by hashes: "a","bc" is not "ab","c"."""
-    hashes = example_hashes(rows)
-    assert len(hashes) == len(rows)
-    assert len(set(hashes.tolist())) == len(set(rows))
 
 
 # --- Scores

@@ -7,9 +7,12 @@ machine and tokenizes the first examples.
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import shorten
 
 import numpy as np
 
@@ -54,7 +57,19 @@ def task_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
     if (task := stage.config.task) is None:
         return
     accounts, hashes = Accounts(), Hashes()
-    for name, split in {"train": stage.train_split, **task.validation, **task.test}.items():
+    splits = {"train": stage.train_split, **task.validation, **task.test}
+
+    @cache
+    def texts_of(name: str) -> list[list[str]]:
+        with recorded_tables():
+            return list(read_examples(stage, splits[name]).texts)
+
+    def text_of(name: str, row: int) -> str:
+        with suppress(UserError):  # the data of stored splits may be gone
+            return shorten(" / ".join(column[row] for column in texts_of(name)), 100, placeholder=" ...")
+        return f"example {row} of {name}"
+
+    for name, split in splits.items():
         stored = inputs.account(stage, split)
         if stored is None and (absent := _not_downloaded(stage, split)):
             yield AccountLine("data", f"{absent} is not downloaded yet")
@@ -63,7 +78,7 @@ def task_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         accounts[name] = account
         if own_hashes is not None:
             hashes[name] = own_hashes
-    line = data_line(accounts, hashes, "text" if task.tokenized else "image")
+    line = data_line(accounts, hashes, "text" if task.tokenized else "image", text_of)
     names = [record.name for account in accounts.values() for record in account.files]
     siblings = unread_siblings(task, names)
     yield replace(line, warnings=(*line.warnings, f"not read: {', '.join(siblings)}")) if siblings else line

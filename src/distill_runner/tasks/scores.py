@@ -99,11 +99,14 @@ def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
     if missing := int((~has_score).sum()):
         what = "an answer" if task.answers else "a score"
         remarks.append(f"{missing:,} of {quantity(len(outputs), 'row', ',')} without {what} left out")
-    is_used = has_score
+    is_used = has_score.copy()
+    if task.drop_leaks and split in (task.train, TRANSFER):
+        names = task.columns if split == task.train else [str(place) for place in range(len(task.columns))]
+        is_used &= ~task.leaks([[*map(str, table.columns[name])] for name in names])
+        remarks.append(f"{int((has_score & ~is_used).sum()):,} near copies of validation and test texts left out")
     if task.keep is not None and split in (task.train, TRANSFER):
-        is_used = has_score.copy()
         least = float(task.keep.partition(":")[2]) - 1e-9  # 0.9 comes back from its logits as 0.8999999999999999
-        is_used[has_score] = task.decoding.confidence(outputs[has_score]) >= least
+        is_used[has_score] &= task.decoding.confidence(outputs[has_score]) >= least
         total, count = int(has_score.sum()), int(is_used.sum())
         favors = task.decoding.indicators(task.decoding.labels(outputs), len(task.head.names)) > 0
         of_names = zip(task.head.names, favors.T, strict=True)

@@ -1,7 +1,7 @@
 """What was taken from the data of a task: from each split, in a line, and what in it would surprise the user."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -9,13 +9,14 @@ import numpy as np
 
 from distill_runner.common.errors import quantity
 from distill_runner.common.terminal import AccountLine
+from distill_runner.datasets.near_copies import near_copies
 from distill_runner.datasets.readers.table import FileRecord, TableRecord
 from distill_runner.tasks.columns import percent
 
 MAX_LISTED = 12
 """Classes, files or columns that a line lists."""
 MANY_CUT, MANY_BLANK, MANY_SHARED = 0.1, 0.01, 0.01
-"""Shares of texts cut, of texts without words, and of validation examples in the training data that would surprise."""
+"""Shares of texts cut, of texts without words, and of validation images in the training data that would surprise."""
 
 
 @dataclass
@@ -100,10 +101,9 @@ def effective_number(weights: np.ndarray) -> float:
     return float(weights.sum() ** 2 / np.square(weights).sum())
 
 
-def example_hashes(rows: Iterable[Sequence[str] | np.ndarray]) -> np.ndarray:
-    """Return a hash (N,), uint64, of the texts or of the pixels of each example, to find examples in two splits."""
-    contents = (row.tobytes() if isinstance(row, np.ndarray) else "\0".join(row).encode() for row in rows)
-    digests = [hashlib.blake2b(content, digest_size=8).digest() for content in contents]
+def example_hashes(images: Iterable[np.ndarray]) -> np.ndarray:
+    """Return a hash (N,), uint64, of the pixels of each example, to find examples in two splits."""
+    digests = [hashlib.blake2b(pixels.tobytes(), digest_size=8).digest() for pixels in images]
     return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
 
@@ -121,12 +121,18 @@ def length_counts(lengths: np.ndarray, cut: int, limit: int, is_sample: bool = F
 # --- Lines
 
 
-def data_line(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray], unit: str) -> AccountLine:
+def data_line(
+    accounts: Mapping[str, SplitAccount],
+    hashes: Mapping[str, np.ndarray],
+    unit: str,
+    text_of: Callable[[str, int], str] = lambda split, row: f"example {row} of {split}",
+) -> AccountLine:
     """Return the line on the splits of a task.
 
     Args:
         accounts, hashes: by the name of the split: ``train``, then those of validation and test splits.
         unit: what an example is: ``text`` or ``image``.
+        text_of: shows an example of a split.
     """
     train = next(iter(accounts.values()))
     parts = [short_list(_sources(accounts))]
@@ -144,7 +150,7 @@ def data_line(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndar
         parts.append(f"not read: {short_list(train.unread)}")
     details = {name: replace(account, lengths={}).to_json() for name, account in accounts.items()}
     warnings = [warning for account in accounts.values() for warning in account.warnings]
-    warnings += _surprises(accounts, hashes)
+    warnings += _surprises(accounts, hashes, text_of)
     return AccountLine("data", "; ".join(parts), tuple(dict.fromkeys(warnings)), {"splits": details})
 
 
@@ -175,7 +181,9 @@ def short_list(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
-def _surprises(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray]) -> Iterable[str]:
+def _surprises(
+    accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.ndarray], text_of: Callable[[str, int], str]
+) -> Iterable[str]:
     """Yield what would surprise: examples without text, classes without examples, and examples in two splits."""
     train = next(iter(accounts.values())).counts
     for name, account in accounts.items():
@@ -184,11 +192,24 @@ def _surprises(accounts: Mapping[str, SplitAccount], hashes: Mapping[str, np.nda
             yield f"{name} has no example of {short_list(missing)}"
         if account.blank > MANY_BLANK * account.rows:
             yield f"{account.blank:,} of {account.rows:,} examples of {name} have no text"
-        if name != "train" and name in hashes and "train" in hashes:
-            count, total = int(np.isin(hashes[name], hashes["train"]).sum()), len(hashes[name])
-            if count > MANY_SHARED * total:
-                share = f"{count:,} of {total:,} examples of {name} ({percent(count / total)})"
-                yield f"{share} are in the training data too"
+        if name == "train" or not {name, "train"} <= hashes.keys():
+            continue
+        are_texts = hashes[name].ndim == 3
+        first, rows = (near_copies if are_texts else equal_rows)(hashes["train"], hashes[name])
+        count, total = len(np.unique(rows)), len(hashes[name])
+        share = f"{count:,} of {total:,} examples of {name} ({percent(count / total)}) are in the training data too"
+        if count and are_texts:
+            share += f", word for word or nearly: '{text_of(name, int(rows[0]))}', '{text_of('train', int(first[0]))}'"
+        if count > (0 if are_texts else MANY_SHARED * total):
+            yield share
+
+
+def equal_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return pairs of equal hashes, one for each row of ``second`` that ``first`` has, as their numbers."""
+    names, place = np.unique(first, return_index=True)
+    position = np.searchsorted(names, second).clip(max=len(names) - 1)
+    rows = np.flatnonzero(names[position] == second)
+    return place[position[rows]], rows
 
 
 def lengths_line(accounts: Mapping[str, SplitAccount]) -> AccountLine | None:

@@ -212,7 +212,9 @@ class Task(Splits):
         return account
 
     def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
-        """Return a hash of each example, to find examples that two splits share; None if they are not compared.
+        """Return what finds examples that two splits share; None if they are not compared.
+
+        That is a hash of each image (N,), or the sketches of texts (N, C, K) of ``near_copies``.
 
         Args:
             folder: the folder that ``write`` has filled; None if the examples are not written.

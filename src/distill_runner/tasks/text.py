@@ -12,8 +12,9 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.datasets.near_copies import near_copies, sketches
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
-from distill_runner.datasets.readers.table import TableRecord, text_of
+from distill_runner.datasets.readers.table import TableRecord, recorded_tables, text_of
 from distill_runner.datasets.readers.tables import SplitTable, column_names, listed_names, read_table
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
@@ -41,7 +42,7 @@ from distill_runner.tasks.scores import (
     selected_rows,
     transfer_table,
 )
-from distill_runner.tasks.split_account import SplitAccount, effective_number, example_hashes
+from distill_runner.tasks.split_account import SplitAccount, effective_number
 from distill_runner.tasks.splits import HELD_OUT, VALIDATION
 from distill_runner.tasks.task import ExamplePredictions, Task
 
@@ -90,14 +91,15 @@ class TextTask(Task):
         calibrate: divide the scores by the temperature that fits the gold labels of the first validation split best,
             where it has the columns too.
         no_answer: values of ``answers``, besides empty ones, that mean that there is no answer.
+        drop_leaks: leave training texts out that are near copies of a validation or test text, see ``near_copies``.
         gold: splits that have gold labels. ``all``; ``evaluation``: all but the training split; ``none``: the label
             that the scores favor takes the place of a gold label in all splits, so that metrics are the agreement with
             these scores. null is ``all`` if the training split has a label column, else ``evaluation``.
     """
 
     decoding: ClassVar[Decoding] = Number()
-    example_fields = (
-        frozenset({"columns", "label", "labels", "type", "max_length", "version", "example_weight"}) | SCORE_FIELDS
+    example_fields = SCORE_FIELDS | frozenset(
+        {"columns", "label", "labels", "type", "max_length", "version", "example_weight", "leaks"}
     )
     weighs_examples: ClassVar[bool] = True
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
@@ -116,6 +118,7 @@ class TextTask(Task):
     no_answer: list[str] | None = None
     keep: str | None = None
     calibrate: bool | None = None
+    drop_leaks: bool = False
     gold: Literal["all", "evaluation", "none"] | None = None
 
     _names_are_text = field_validator("labels", mode="before")(names_as_text)
@@ -264,7 +267,7 @@ class TextTask(Task):
 
     @property
     def reads_labels_for_transfer(self) -> bool:
-        return bool(self.calibrate)
+        return bool(self.calibrate) or self.drop_leaks
 
     @property
     def ignored_options(self) -> frozenset[str]:
@@ -276,9 +279,21 @@ class TextTask(Task):
         ``fitted_on`` is the split that calibrates: ``validation`` does not tell which of its splits is the first.
         """
         unset = {"split_off"} | {name for name in ("no_answer", "calibrate") if not getattr(self, name)}
-        unset |= {"gold"} if self.gold == "all" else set()
+        unset |= {"drop_leaks"} | ({"gold"} if self.gold == "all" else set())
         fit = {"fitted_on": next(iter(self.validation.values()))} if self.calibrate else {}
+        if self.drop_leaks:  # test texts then determine the training data
+            fit = fit | {"leaks": sorted(map(self.test_content, self.test.values()))}
         return {name: value for name, value in super().spec().items() if name not in unset} | fit
+
+    def leaks(self, texts: Sequence[Sequence[str]]) -> np.ndarray:
+        """Return which training texts, C lists of N, are left out as near copies of a validation or test text."""
+        is_leak = np.zeros(len(texts[0]), dtype=bool)
+        own = sketches(texts) if self.drop_leaks else None
+        for split in sorted({*self.validation.values(), *self.test.values()} if own is not None else ()):
+            with recorded_tables():  # it is read for itself too
+                others = sketches(example_columns(read_table(self, split), self.columns, split))
+            is_leak[near_copies(own, others)[0]] = True
+        return is_leak
 
     @property
     def data_summary(self) -> dict[str, Any]:
@@ -363,6 +378,8 @@ class TextTask(Task):
         if has_scores and (split == self.train or self.gold == "none"):
             scores = read_scores(self, table, split)
             is_used, outputs = scores.is_used, scores.outputs[scores.is_used]
+        elif self.drop_leaks and split == self.train:
+            is_used &= ~self.leaks(example_columns(table, self.columns, split))
         return is_used, self.gold_labels(selected_rows(table, is_used), outputs, split)
 
     def examples(self, split: str) -> Examples:
@@ -396,7 +413,9 @@ class TextTask(Task):
 
     def transfer(self, transfer: "TransferSet") -> Examples:
         if not self.prediction_columns:
-            return transfer.examples()
+            examples = transfer.examples()
+            rows = np.flatnonzero(~self.leaks(examples.texts)).tolist()
+            return Examples([[texts[row] for row in rows] for texts in examples.texts], None)
         table = transfer_table(self, transfer)
         rows = selected_rows(table, read_scores(self, table, TRANSFER).is_used)
         num_texts = len(table.columns) - len(self.prediction_columns)
@@ -443,7 +462,7 @@ class TextTask(Task):
         return [f"{name} gives the label away: {hint}" for name, hint in zip(self.columns, hints, strict=True) if hint]
 
     def hashes(self, examples: Examples, folder: Path | None) -> np.ndarray | None:
-        return example_hashes(zip(*examples.texts, strict=True))
+        return sketches(examples.texts)
 
     # The model and what its outputs mean
 

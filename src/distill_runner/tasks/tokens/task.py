@@ -13,11 +13,12 @@ from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import require_finite
+from distill_runner.datasets.near_copies import sketches
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, read_columns, read_table
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import balanced_weights, check_names, names_as_text
-from distill_runner.tasks.split_account import SplitAccount, example_hashes
+from distill_runner.tasks.split_account import SplitAccount
 from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import ExamplePredictions, Task
 from distill_runner.tasks.tokens.sentences import (
@@ -242,7 +243,7 @@ class TokensTask(Task):
         return account
 
     def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
-        return example_hashes(zip(*examples.texts, strict=True))
+        return sketches(examples.texts)
 
     @property
     def data_summary(self) -> dict[str, Any]:
