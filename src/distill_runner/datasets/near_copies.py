@@ -15,8 +15,8 @@ import numpy as np
 
 SAMPLE = 16
 """K: with so few, copies of long texts are found as surely, and a text takes 64 bytes."""
-OVERLAP = 0.6
-"""Least share of equal hashes, of the text that has more: five words of which the last differs share two of three."""
+OVERLAP = 0.7
+"""Least share of equal hashes, of the text that has more: six words of which the last differs share three of four."""
 RAREST = 8
 """Hashes of an example by which others are searched for: those that the fewest examples have."""
 AT_ONCE = 20_000
