@@ -2,8 +2,8 @@
 
 python -m benchmarks.file_error_rates        prints the table of docs/compare.md (two minutes of one core)
 
-Samples of examples are drawn 1,000 times, not 10,000. The population is that of ``benchmarks.error_rates``. Where each method has one file, the seeds do not scatter, so that
-these models differ by the true difference.
+Samples of examples are drawn 1,000 times, not 10,000. The population is that of ``benchmarks.error_rates``.
+Where each method has one file, the seeds do not scatter, so that these models differ by the true difference.
 """
 
 import sys
