@@ -28,7 +28,7 @@ def simulate(folder: Path, seeds: int, difference: float, simulations: int) -> C
     generator, counts = np.random.default_rng(0), Counter[str]()
     sample = population.draw(generator, simulations, seeds)
     for number in range(simulations):
-        gold = generator.integers(2, size=sample.first.shape[-1])
+        gold = generator.integers(2, size=(sample.first.shape[-1],))
         pd.DataFrame({"id": range(len(gold)), "label": gold}).to_csv(folder / "gold.csv", index=False)
         files: dict[str, list[Path]] = {"a": [], "b": []}
         for method, correct in zip(files, (sample.first[number], sample.second[number]), strict=True):

@@ -62,14 +62,15 @@ def main(study: str, archive: str) -> None:
     """Compose the first point of a study, and write its model and its data to ``archive``."""
     sweep = f"studies/{study}"
     stages = compose(f"sweep={sweep}", *(f"{key}={value}" for key, value in first_point(sweep).items())).stages
-    task, transfer = stages["student"].task, stages["student"].transfer
+    task, transfer, teacher = stages["student"].task, stages["student"].transfer, stages["teacher"].model.source
     assert task is not None
+    assert teacher is not None
     splits = [(task, split) for split in (task.train, *task.validation.values(), *task.test.values()) if split]
-    splits += [(part, part.train) for part in transfer.parts.values()] if transfer else []
+    parts = [(part, part.train) for part in transfer.parts.values()] if transfer else []
     with TemporaryDirectory() as name:
         target = Path(name, "study")
-        pack_splits(splits, task.max_length, target)
-        source = resolve_source(stages["teacher"].model.source).folder
+        pack_splits([*splits, *parts], task.num_positions, target)
+        source = resolve_source(teacher).folder
         AutoModel.from_pretrained(source, dtype=torch.float16).save_pretrained(target / "teacher")
         AutoTokenizer.from_pretrained(source).save_pretrained(target / "teacher")
         with tarfile.open(archive, "w") as tar:

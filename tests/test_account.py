@@ -206,11 +206,11 @@ def test_a_run_whose_student_predicts_one_class_says_so(
 
 def test_classes_that_are_never_predicted_are_named() -> None:
     """With the scores of each class, as scikit-learn's report has them."""
-    options = {"name": "t", "dataset": "d", "columns": ["text"], "validation": {"validation": "validation"}}
-    options |= {"labels": ["a", "b", "c"], "metrics": ["accuracy"], "max_length": 8}
+    options: dict[str, Any] = {"name": "t", "dataset": "d", "validation": {"validation": "validation"}}
+    options |= {"columns": ["text"], "labels": ["a", "b", "c"], "metrics": ["accuracy"], "max_length": 8}
     task = ClassificationTask(**options, label="label", epochs=1)
-    labels = np.array([0, 0, 1, 1, 2])
-    outputs, split = np.eye(3)[[0, 0, 0, 1, 1]], SimpleNamespace(labels=labels)
+    labels, outputs = np.array([0, 0, 1, 1, 2]), np.eye(3)[[0, 0, 0, 1, 1]]
+    split: Any = SimpleNamespace(labels=labels)
     assert task.prediction_warnings(outputs, split) == ["the student never predicts c (1 example)"]
     assert task.prediction_warnings(np.eye(3)[labels], split) == []
     shown = {"target_names": task.labels, "output_dict": True, "zero_division": 0}

@@ -91,8 +91,8 @@ def test_tags_spans_and_sets_are_scored_by_their_entities(tmp_path: Path) -> Non
     assert f1_of == {"LOC": pytest.approx(100), "PER": 0}
     assert content["agreement"][0]["share"] == 1
     spans = [[{"start": 0, "end": 4, "label": "PER"}], [], [{"start": 2, "end": 3, "label": "LOC"}]]
-    for name, rows in (("a", spans), ("b", [spans[0], spans[2], spans[2]])):
-        lines = [json.dumps({"text": "Anna", "spans": row}) + "\n" for row in rows]
+    for name, own in (("a", spans), ("b", [spans[0], spans[2], spans[2]])):
+        lines = [json.dumps({"text": "Anna", "spans": row}) + "\n" for row in own]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     assert compared(tmp_path, "a.jsonl", "b.jsonl")["methods"][0]["score"] == pytest.approx(100 * 4 / 5)
     (tmp_path / "short.conll").write_text("\n".join(blocks_of(gold[:3])))

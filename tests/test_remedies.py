@@ -35,7 +35,11 @@ def nodes() -> Iterator[tuple[str, ast.AST]]:
 def remedies(node: ast.AST) -> list[ast.expr]:
     """The expressions that a node takes for a remedy: a value of that name, or the last argument of an error."""
     match node:
-        case ast.Assign(targets=[ast.Name(name)], value=value) | ast.AugAssign(target=ast.Name(name), value=value):
+        case (
+            ast.Assign(targets=[ast.Name(name)], value=value)
+            | ast.AugAssign(target=ast.Name(name), value=value)
+            | ast.AnnAssign(target=ast.Name(name), value=ast.expr() as value)
+        ):
             return [value] if "remedy" in name.lower() else []
         case ast.Call(func=ast.Name(id=name), args=args) if name in ERRORS:
             return args[ERRORS[name] :]
@@ -49,7 +53,7 @@ def spelled(node: ast.expr) -> Iterator[str]:
         case ast.Constant(value=str(text)):
             yield from re.findall(key, re.sub(of_python, "", text))
         case ast.JoinedStr(values=parts):
-            text = "".join(part.value if isinstance(part, ast.Constant) else "x" for part in parts)
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
             yield from re.findall(rf"{key}|x[\w.]*=\S", re.sub(of_python, "", text))
             yield from (ast.unparse(part) for part in parts if re.search(r"\b(override|command)\(", ast.unparse(part)))
         case ast.BinOp(left=left, right=right):

@@ -319,8 +319,7 @@ def compare(
         name: [Path(one) for one in ([own] if isinstance(own, str | Path) else own)]
         for name, own in predictions.items()
     }
-    options = {"metric": metric, "task_type": task_type, "labels": labels}
-    return compare_files(files, Path(gold), margin, **options).as_json()
+    return compare_files(files, Path(gold), margin, metric=metric, task_type=task_type, labels=labels).as_json()
 
 
 def composed(*overrides: str, hydra: bool = False) -> "DictConfig":

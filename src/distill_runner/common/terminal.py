@@ -79,9 +79,9 @@ class Stages:
 
     def complete(self) -> None:
         """Show the bars of stages that have ended as full."""
-        rich = self.rich
-        for task in rich.tasks if rich else ():
-            rich.update(task.id, total=1, completed=1, time="")
+        if rich := self.rich:
+            for task in rich.tasks:
+                rich.update(task.id, total=1, completed=1, time="")
 
 
 class Bar:

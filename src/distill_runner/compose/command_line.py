@@ -112,7 +112,7 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     parsed, rest = get_args_parser().parse_known_args(arguments)
     for argument in rest:
         if argument.startswith("-"):
-            remedy = "What a run does is written <key>=<value>. See " + command("distill-run --help")
+            remedy: str = "What a run does is written <key>=<value>. See " + command("distill-run --help")
             raise UserError(argument, None, "there is no such option", remedy)
     for option in ("config_name", "config_path"):
         if value := getattr(parsed, option):

@@ -89,7 +89,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
     if match := re.search(r"Sweep parameters '([^=']+)=(.*)' requires --multirun", text):
         sweeper = ["hydra/sweeper=optuna"] if match[2].startswith("interval") else []
         remedy = "Several runs: " + command(shlex.join(["distill-run", "-m", *sweeper, f"{match[1]}={match[2]}"]))
-        return UserError(*match.groups(), "stands for several values", remedy)
+        return UserError(match[1], match[2], "stands for several values", remedy)
     if match := re.search(r"(?:Could not override|Could not delete from config\.|Interpolation key) '([^'@]+)", text):
         return _no_such_key(match[1])
     if isinstance(error, OSError) and error.filename:

@@ -345,18 +345,15 @@ def teacher_targets(stage: Stage, builder: Pipeline) -> TeacherTargets:
         open_targets = (
             (lambda checkpoint: MappedTargets(teacher.live(checkpoint), in_float16)) if is_rounded else teacher.live
         )
-    opened = open_targets
-    if stage.config.calibrate_teacher:
 
-        def opened(checkpoint: int | None) -> TeacherTargets:
-            temperature = teacher_temperature(stage, builder, checkpoint)
-            log.info(
-                "stage %s: teacher logits divided by %.4g, fitted on the validation split", stage.name, temperature
-            )
-            return MappedTargets(
-                open_targets(checkpoint), lambda features: replace(features, logits=features.logits_OC / temperature)
-            )
+    def calibrated(checkpoint: int | None) -> TeacherTargets:
+        temperature = teacher_temperature(stage, builder, checkpoint)
+        log.info("stage %s: teacher logits divided by %.4g, fitted on the validation split", stage.name, temperature)
+        return MappedTargets(
+            open_targets(checkpoint), lambda features: replace(features, logits=features.logits_OC / temperature)
+        )
 
+    opened = calibrated if stage.config.calibrate_teacher else open_targets
     return CheckpointTargets(stage.route, opened) if stage.route else opened(None)
 
 

@@ -63,7 +63,7 @@ def position_warnings(stage: Stage) -> list[str]:
 
     Text of a corpus is what positions are trained on, so a stage that pre-trains is never among them.
     """
-    lines = []
+    lines: list[str] = []
     for part in stage.in_build_order:
         length, trained = part.config.num_positions, part.num_trained_positions
         if part.is_corpus or trained is None or length <= trained:

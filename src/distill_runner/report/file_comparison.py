@@ -50,7 +50,7 @@ class Scored:
     """
 
     predictions: Predictions
-    keys: Sequence[Any]
+    keys: Sequence[Any] | np.ndarray
     counts: Mapping[str, np.ndarray] = field(default_factory=dict)
     remark: str = ""
 
@@ -293,7 +293,7 @@ def _regression(metric: str, gold: Values, files: Sequence[Values], order: Seque
 
 def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
     """Score the entities of tags of words, or spans of characters."""
-    rows = [[value.split() if isinstance(value, str) else value for value in file.values] for file in (gold, *files)]
+    rows: list[Any] = [[v.split() if isinstance(v, str) else v for v in file.values] for file in (gold, *files)]
     kinds = [any(isinstance(one, dict) for value in own for one in value) for own in rows]
     tags = [tag for own, has_spans in zip(rows, kinds, strict=True) if not has_spans for value in own for tag in value]
     tagset, parts = TagSet.from_names(complete_names(tags) or ["O"]), list[list[set[Any]]]()

@@ -413,4 +413,4 @@ def _teacher_numbers(run: Result) -> dict[str, Any]:
     model = published.ScoredModel(**teacher, teacher=run["teacher"], teacher_type=teacher.get("model_type"))
     printed = published.find(TEACHER, quantity, model, papers=papers)
     comparable = {"comparable": printed.comparable and run.get("data_match") != published.PART} if printed else {}
-    return {"value": score} | _printed(printed and {**printed.model_dump(), **comparable}, score)
+    return {"value": score} | _printed({**printed.model_dump(), **comparable} if printed else None, score)

@@ -129,7 +129,7 @@ def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
     class_names: Mapping[str, list[str]] = {}
     if file.suffix == ".txt":  # as run_glue writes
         header, *lines = (line.split("\t") for line in content.splitlines())
-        columns = {name: [line[place] for line in lines] for place, name in enumerate(header)}
+        columns: dict[str, list[Any]] = {name: [line[place] for line in lines] for place, name in enumerate(header)}
     else:
         try:
             with open_split(CorpusPart(dataset=str(file), columns=["text"]), "train") as table:

@@ -86,9 +86,9 @@ class ClassificationTask(TextTask):
 
     def _counts(self, outputs: np.ndarray, split: "Split") -> tuple[np.ndarray, np.ndarray]:
         """Return how often each class is predicted, and how often it is in the data, (C,)."""
-        labels = np.asarray(split.labels)
-        columns = outputs.argmax(axis=1), labels[labels >= 0]
-        return tuple(np.bincount(column, minlength=len(self.names)) for column in columns)
+        labels, size = np.asarray(split.labels), len(self.names)
+        predicted = np.bincount(outputs.argmax(axis=1), minlength=size)
+        return predicted, np.bincount(labels[labels >= 0], minlength=size)
 
     def scores_by_class(self, outputs: np.ndarray, split: "Split") -> dict[str, dict[str, float]]:
         return class_scores(self.names, np.asarray(split.labels), outputs.argmax(axis=1))
@@ -127,7 +127,7 @@ class ClassificationTask(TextTask):
         values = {as_int(value) for value in rows if not self.is_unlabeled(value)}
         if len(values) == 1 and any(value == -1 for value in rows):
             problem = f"has {values.copy().pop()} and -1, which is taken as 'no label' unless it is named"
-            remedy = "If -1 is a class: " + override("task.labels", [-1, *values])
+            remedy: str = "If -1 is a class: " + override("task.labels", [-1, *values])
             raise UserError("task.label", self.label, problem, remedy)
         signs = {value for value in rows if isinstance(value, str) and value in ("-", "?")}
         if signs and values and not any(re.search(r"\w", str(value)) for value in values):
@@ -200,7 +200,7 @@ def unknown_label(
     own = set(map(normalized_label, labels))
     new = [other for other in in_data if normalized_label(other) not in own]
     names = in_data if len(new) == len(in_data) else [*labels, *new]
-    remedy = override("task.labels", names)
+    remedy: str = override("task.labels", names)
     if len(names) > MAX_CLASSES:
         remedy = f"Is the column {column} an id? It has {len(in_data):,} different values. Or name all in task.labels."
     elif columns and len(columns) == len(labels):

@@ -159,7 +159,7 @@ class MultiLabelTask(TextTask):
             if not fit:
                 return False
             problem = f"split '{split}' has lists such as {rows[0]}: the labels 0 and 1, or a flag for each of two"
-            remedy = override("task.flags", True) + " for flags, " + override("task.flags", False) + " for labels."
+            remedy: str = override("task.flags", True) + " for flags, " + override("task.flags", False) + " for labels."
             raise UserError("task.flags", None, problem, remedy)
         if not fit:
             sizes = " and ".join(map(str, sorted(lengths)[:3]))

@@ -280,7 +280,7 @@ class TextTask(Task):
         """
         unset = {"split_off"} | {name for name in ("no_answer", "calibrate") if not getattr(self, name)}
         unset |= {"drop_leaks"} | ({"gold"} if self.gold == "all" else set())
-        fit = {"fitted_on": next(iter(self.validation.values()))} if self.calibrate else {}
+        fit: dict[str, Any] = {"fitted_on": next(iter(self.validation.values()))} if self.calibrate else {}
         if self.drop_leaks:  # test texts then determine the training data
             fit = fit | {"leaks": sorted(map(self.test_content, self.test.values()))}
         return {name: value for name, value in super().spec().items() if name not in unset} | fit
@@ -288,11 +288,12 @@ class TextTask(Task):
     def leaks(self, texts: Sequence[Sequence[str]]) -> np.ndarray:
         """Return which training texts, C lists of N, are left out as near copies of a validation or test text."""
         is_leak = np.zeros(len(texts[0]), dtype=bool)
-        own = sketches(texts) if self.drop_leaks else None
-        for split in sorted({*self.validation.values(), *self.test.values()} if own is not None else ()):
-            with recorded_tables():  # it is read for itself too
-                others = sketches(example_columns(read_table(self, split), self.columns, split))
-            is_leak[near_copies(own, others)[0]] = True
+        if self.drop_leaks:
+            own = sketches(texts)
+            for split in sorted({*self.validation.values(), *self.test.values()}):
+                with recorded_tables():  # it is read for itself too
+                    others = sketches(example_columns(read_table(self, split), self.columns, split))
+                is_leak[near_copies(own, others)[0]] = True
         return is_leak
 
     @property
@@ -414,8 +415,8 @@ class TextTask(Task):
     def transfer(self, transfer: "TransferSet") -> Examples:
         if not self.prediction_columns:
             examples = transfer.examples()
-            rows = np.flatnonzero(~self.leaks(examples.texts)).tolist()
-            return Examples([[texts[row] for row in rows] for texts in examples.texts], None)
+            kept = np.flatnonzero(~self.leaks(examples.texts)).tolist()
+            return Examples([[texts[row] for row in kept] for texts in examples.texts], None)
         table = transfer_table(self, transfer)
         rows = selected_rows(table, read_scores(self, table, TRANSFER).is_used)
         num_texts = len(table.columns) - len(self.prediction_columns)

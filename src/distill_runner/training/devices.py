@@ -221,7 +221,7 @@ def memory_errors() -> Iterator[None]:
 
 def _check_cuda(name: str) -> None:
     if not torch.cuda.is_available():
-        remedy = "Take " + override("runtime.device", "cpu") + " or auto."
+        remedy: str = "Take " + override("runtime.device", "cpu") + " or auto."
         raise UserError("runtime.device", name, "no GPU is visible to torch", remedy)
     if (number := torch.device(name).index or 0) >= torch.cuda.device_count():
         raise UserError("runtime.device", name, f"there are {torch.cuda.device_count()} GPUs, numbered from 0")

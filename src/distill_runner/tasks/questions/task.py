@@ -139,7 +139,7 @@ class QuestionsTask(Task):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if len(self.columns) != 2:
-            remedy = override("task.columns", ["question", "context"])
+            remedy: str = override("task.columns", ["question", "context"])
             raise UserError("task.columns", self.columns, "needs the columns of question and context", remedy)
         if self.label in self.columns:
             problem = f"the column '{self.label}' holds the answers, which no model may read"
