@@ -104,7 +104,7 @@ def result_of(ended: Ended) -> dict[str, Any]:
 
 
 # Asking without running.
-ACCOUNT = ("data ", "lengths ", "weights ", "scores ", "warning: ")
+ACCOUNT = ("data ", "lengths ", "weights ", "scores ", "classes ", "warning: ")
 """How the lines of an account begin."""
 
 
@@ -192,7 +192,7 @@ def test_a_run_leaves_its_result(alp: Ended, workplace: Path, inputs: tuple[str,
     assert 1 <= result["best_epoch"] <= result["epochs"] == 2
     assert 0 <= result["teacher_score"] <= 1
     assert (result["student"]["num_layers"], result["student"]["width"]) == (2, 32)
-    assert result["student"]["init"] == "first of pretrained"
+    assert result["student"]["init"] == "group_top of pretrained"
     assert result["published"] is None
     assert re.fullmatch("[0-9a-f]{16}", result["key"])
     for key in ("num_params", "examples_per_second", "seconds"):
@@ -282,7 +282,7 @@ def test_a_teacher_that_was_deleted_is_not_trained_to_be_reported(
     hit, *account = again.err.splitlines()
     assert hit.split()[:2] == ["hit", "student"]
     assert account == [line for line in alp.err.splitlines() if line.startswith(ACCOUNT)]
-    assert result_of(again) == {**result_of(alp), "teacher_score": None} | {
+    assert result_of(again) == {**result_of(alp), "teacher_score": None, "data_match": None} | {
         key: result_of(again)[key] for key in ("folder", "model")
     }
     assert [line for line in alp.out.splitlines() if "  teacher  " not in line][:-1] == again.out.splitlines()[:-1]
@@ -496,7 +496,7 @@ def test_a_bad_input_is_told_in_two_lines(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     base = "task=custom task.dataset=data task.columns=[sentence1,sentence2] task.max_length=48"
     base += " teacher=base teacher.source=model student.num_layers=2"
-    arguments = [*base.split(), *shlex.split(typed)]
+    arguments = [*base.split(), *shlex.split(typed), *["method=alp"] * ("method=" not in typed)]
     ended = distill_run(faulty_folders, *arguments)
     lines = [
         line

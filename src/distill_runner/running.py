@@ -324,7 +324,7 @@ class _Run:
             classes = [
                 f"{name} {100 * row['f1']:.1f} ({row['support']:,})" for name, row in rows.items() if name in lowest
             ]
-            yield AccountLine("by class", f"F1 x 100 and number in {split}: {', '.join(classes)}")
+            yield AccountLine("classes", f"F1 x 100 and number in {split}: {', '.join(classes)}")
 
     def _save_outputs(self, artifact: Path) -> None:
         """Save predictions on the validation and test splits, for paired tests, and the first split's pictures."""

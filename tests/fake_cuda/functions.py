@@ -135,6 +135,10 @@ def _lazy_init() -> None:
     """Nothing: there is no driver to start."""
 
 
+def empty_cache() -> None:
+    """Nothing: memory that is not used is no one's."""
+
+
 def amp_definitely_not_available() -> bool:
     """Gradient scaling is available."""
     return False
@@ -143,7 +147,7 @@ def amp_definitely_not_available() -> bool:
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     f"torch.cuda.{function.__name__}": function
     for function in (
-        *(is_available, is_bf16_supported, device_count, current_device, set_device, synchronize),
+        *(is_available, is_bf16_supported, device_count, current_device, set_device, synchronize, empty_cache),
         *(graph, is_current_stream_capturing, get_device_properties, get_device_name, get_device_capability),
         *(get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all, manual_seed, manual_seed_all, _lazy_init),
     )

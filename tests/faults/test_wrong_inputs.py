@@ -84,7 +84,8 @@ def attempt(place: Path, tally: Counter[str]) -> Try:
         before = signal.signal(signal.SIGALRM, end)
         signal.alarm(SECONDS)
         try:
-            return distill_run(place, *base.split(), *more)
+            method = [] if any(part.lstrip("+~").startswith("method") for part in more) else ["method=alp"]
+            return distill_run(place, *base.split(), *more, *method)
         except BaseException as error:
             tally["hangs" if isinstance(error, Hangs) else "tracebacks"] += 1
             raise

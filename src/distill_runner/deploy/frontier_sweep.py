@@ -115,10 +115,12 @@ def add_labels_alone(grid: Grid) -> None:
     for points in by_task.values():
         medium = [_without(point, "seed=") for point in points][len(points) // 2]
         for twin in (point for point in points if _without(point, "seed=") == medium):
-            alone = grid.point([*_without(twin, "method="), "method=nkd"])
-            is_equal = alone.stage is not None and twin.stage is not None and alone.stage.shape == twin.stage.shape
-            if is_equal and alone.key not in {point.key for point in grid.points}:
-                grid.points.append(alone)
+            on_labels = grid.point([*_without(twin, "method="), "method=nkd"])
+            is_equal = (
+                on_labels.stage is not None and twin.stage is not None and on_labels.stage.shape == twin.stage.shape
+            )
+            if is_equal and on_labels.key not in {point.key for point in grid.points}:
+                grid.points.append(on_labels)
 
 
 def _without(point: GridPoint, key: str) -> list[str]:
@@ -316,15 +318,15 @@ class FrontierSweep:
             return Candidate(name, form, family, exporters[0].examples, tuple(seeds), files, predictions)
 
         points = (point for runs in self.students.values() for _, point in runs)
-        taught = next(
+        with_teacher = next(
             point for point in points if point.stage and point.stage.first_teacher
         )  # all have the same teacher
-        teacher = self._exporter(taught, of_teacher=True)
+        teacher = self._exporter(with_teacher, of_teacher=True)
         candidates = [candidate(TEACHER, form, None, [0], [teacher]) for form in forms]
         for name, runs in self.students.items():
             first, exporters = runs[0][0], [self._exporter(point) for _, point in runs]
             seeds, source = [run["seed"] for run, _ in runs], first["student"].get("source")
-            # Students of one chain share these, and differ in depth or size alone.
+            # Students of one chain share these, and differ in depth or size on_labels.
             is_taught = runs[0][1].stage is not None and runs[0][1].stage.first_teacher is not None
             family = (label(first), source is not None and source == first.get("teacher")) if is_taught else None
             candidates += [candidate(name, form, family, seeds, exporters) for form in forms]

@@ -90,8 +90,8 @@ def fill_table(table: StaticModel, teacher: Any, tokenizer: Any) -> None:
     special, size = tokenizer("")["input_ids"], table.config.vocab_size
     vectors = []
     for ids_n in torch.arange(size).split(TOKENS_AT_ONCE):
-        around = [torch.full_like(ids_n, number) for number in special]
-        input_ids = torch.stack([*around[:1], ids_n, *around[1:]], dim=1)
+        specials = [torch.full_like(ids_n, number) for number in special]
+        input_ids = torch.stack([*specials[:1], ids_n, *specials[1:]], dim=1)
         vectors.append(teacher(input_ids, torch.ones_like(input_ids)).sentence_embedding)
     vectors_VH, ignored = torch.cat(vectors), torch.tensor(table.config.ignored_ids, dtype=torch.long)
     counts_V1 = torch.ones(size, 1).index_fill_(0, ignored, 0)

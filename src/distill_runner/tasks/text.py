@@ -415,8 +415,8 @@ class TextTask(Task):
     def transfer(self, transfer: "TransferSet") -> Examples:
         if not self.prediction_columns:
             examples = transfer.examples()
-            kept = np.flatnonzero(~self.leaks(examples.texts)).tolist()
-            return Examples([[texts[row] for row in kept] for texts in examples.texts], None)
+            remaining = np.flatnonzero(~self.leaks(examples.texts)).tolist()
+            return Examples([[texts[row] for row in remaining] for texts in examples.texts], None)
         table = transfer_table(self, transfer)
         rows = selected_rows(table, read_scores(self, table, TRANSFER).is_used)
         num_texts = len(table.columns) - len(self.prediction_columns)
