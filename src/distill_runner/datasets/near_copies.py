@@ -8,6 +8,7 @@ Shapes: N examples with C texts each, K hashes of a text.
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from zlib import crc32
 
@@ -22,15 +23,8 @@ RAREST = 8
 AT_ONCE = 20_000
 _NONE = np.uint32(2**32 - 1)
 _WORD = re.compile(r"\w+")
+_ENCODE = partial(str.encode, errors="surrogatepass")
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
-
-
-class _Hashes(dict[str, int]):
-    """Hashes of words, each computed once."""
-
-    def __missing__(self, word: str) -> int:
-        self[word] = value = crc32(word.encode(errors="surrogatepass")) + 1
-        return value
 
 
 def sketches(texts: Sequence[Sequence[str]]) -> np.ndarray:
@@ -41,11 +35,13 @@ def sketches(texts: Sequence[Sequence[str]]) -> np.ndarray:
     """
     sketches = np.full((len(texts[0]), len(texts), SAMPLE), _NONE, dtype=np.uint32)
     for column, own in enumerate(texts):
-        hashes = _Hashes()
+        hashes: dict[str, int] = {}
         for first in range(0, len(own), AT_ONCE):
             words = [_WORD.findall(text.casefold()) or [""] for text in own[first : first + AT_ONCE]]
             sizes = np.array([*map(len, words)])
-            codes = np.fromiter(map(hashes.__getitem__, chain(*words)), np.uint64, int(sizes.sum()))
+            unseen = [*dict.fromkeys(chain(*words)).keys() - hashes.keys()]
+            hashes.update(zip(unseen, map(crc32, map(_ENCODE, unseen)), strict=True))
+            codes = np.fromiter(map(hashes.__getitem__, chain(*words)), np.uint64, int(sizes.sum())) + np.uint64(1)
             number = np.repeat(np.arange(len(sizes), dtype=np.uint64), sizes)
             remaining = np.repeat(np.cumsum(sizes), sizes) - np.arange(len(codes))  # words up to the end of the text
             padded, mixed = np.append(codes, [0, 0]).astype(np.uint64), np.zeros(len(codes), dtype=np.uint64)
