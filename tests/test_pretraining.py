@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets import pretraining
-from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
+from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferPart, TransferSet
 from distill_runner.datasets.pretraining import (
     IS_NEXT,
     Documents,
@@ -464,7 +464,7 @@ def test_an_example_is_masked_the_same_in_any_company(tokenizer: Any, tmp_path: 
 
 
 def transfer(folder: Path, **values: Any) -> TransferSet:
-    parts = {name: CorpusPart(dataset=str(folder / name), columns=["x", "y"]) for name in ("a", "b")}
+    parts = {name: TransferPart(dataset=str(folder / name), columns=["x", "y"]) for name in ("a", "b")}
     return TransferSet(**{"name": "mixed", "parts": parts} | values)
 
 
@@ -522,8 +522,8 @@ def test_a_transfer_set_or_a_corpus_without_enough_is_refused(mixed: Path, token
     refused(transfer(mixed, size=13).examples, r"transfer\.size=13", "12 examples")
     (mixed / "text.txt").write_text("Only this.")
     refused(lambda: write_examples(mixed, corpus(mixed), "train", tokenizer), "corpus=mine", "hold_out")
-    one = CorpusPart(dataset=str(mixed / "b"), columns=["x"])
-    two = CorpusPart(dataset=str(mixed / "a"), columns=["x", "y"])
+    one = TransferPart(dataset=str(mixed / "b"), columns=["x"])
+    two = TransferPart(dataset=str(mixed / "a"), columns=["x", "y"])
     refused(transfer(mixed, parts={"a": two, "b": one}).examples, r"transfer\.parts\.b\.columns=\[x\]", "2 columns")
 
 

@@ -69,7 +69,7 @@ def assert_composed(point: GridPoint) -> None:
     assert point.stage is not None
     command = {"command": point.run.command}  # of all overrides, those of the sweep too
     assert point.run == run.model_copy(update=command)
-    assert point.description == {**describe_run(run), **command}
+    assert point.description == describe_run(run.model_copy(update=command))
     stage = resolve(run.stages, run.stage, run.runtime.precision)
     assert (point.key, point.stage.spec, point.stage.description) == (stage.key, stage.spec, stage.description)
     assert [before.key for before in point.stage.all_upstream] == [before.key for before in stage.all_upstream]

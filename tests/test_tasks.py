@@ -304,7 +304,7 @@ def test_inferred_classes_must_fit(tmp_path: Path) -> None:
     task = toy(tmp_path, {"sentence": ["a", "b", "c"], "label": ["x", "y", "z"]}, labels=None, metrics=["f1"])
     assert "two classes, but the task has 3" in refusal(lambda: task.resolved())
     task = toy(tmp_path, {"sentence": ["a", "b"], "label": [0.5, 1.0]}, labels=None)
-    assert "task.type=regression task.metrics=[pearson]" in refusal(lambda: task.resolved())
+    assert "task.type=regression 'task.metrics=[pearson]'" in refusal(lambda: task.resolved())
     task = toy(tmp_path, {"sentence": ["a", "b"], "label": ["x", "x"]}, labels=None)
     assert "two classes or more" in refusal(lambda: task.resolved())
 

@@ -73,6 +73,7 @@ class ImagesTask(ClassificationTask):
     pipeline_tag = "image-classification"
     auto_class = "AutoModelForImageClassification"
     num_positions: ClassVar[int] = 0
+    drop_leaks: ClassVar[None] = None
     example_fields = (
         frozenset({"columns", "label", "labels", "type", "version", "mode", "convert", "resize"}) | SCORE_FIELDS
     )

@@ -118,7 +118,7 @@ class TextTask(Task):
     no_answer: list[str] | None = None
     keep: str | None = None
     calibrate: bool | None = None
-    drop_leaks: bool = False
+    drop_leaks: bool | None = None
     gold: Literal["all", "evaluation", "none"] | None = None
 
     _names_are_text = field_validator("labels", mode="before")(names_as_text)
@@ -267,7 +267,7 @@ class TextTask(Task):
 
     @property
     def reads_labels_for_transfer(self) -> bool:
-        return bool(self.calibrate) or self.drop_leaks
+        return bool(self.calibrate or self.drop_leaks)
 
     @property
     def ignored_options(self) -> frozenset[str]:
