@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import BertConfig, BertForSequenceClassification
 
+from benchmarks.loss import divergence
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.methods.attention import relation_kl, row_weights
@@ -111,7 +112,7 @@ def internal_naive(options: argparse.Namespace) -> Update:
         with torch.no_grad():
             teacher_outputs = teacher(**inputs, **outputs)
         student_outputs = student(**inputs, **outputs)
-        loss = -(teacher_outputs.logits.softmax(-1) * student_outputs.logits.log_softmax(-1)).sum(-1).mean()
+        loss = divergence(student_outputs.logits, teacher_outputs.logits, 1.0)
         for j in range(LAYERS[1]):
             k = 2 * j + 1
             attentions = teacher_outputs.attentions[k], student_outputs.attentions[j]

@@ -28,13 +28,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.loss import divergence
 from benchmarks.machine import describe
 from distill_runner.common.library_switches import computation_mode
 from distill_runner.common.seeds import seed_all
 from distill_runner.datasets.image_splits import ImageSplit, augment_images
 from distill_runner.datasets.images import Augment
 from distill_runner.methods.config import parse_method
-from distill_runner.methods.outputs import cross_entropy, soft_cross_entropy
+from distill_runner.methods.outputs import cross_entropy
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.images import CifarResNetConfig
 from distill_runner.models.resnet import CifarResNet
@@ -120,9 +121,8 @@ def loop(
             with torch.no_grad():
                 teacher_logits = teacher(pictures).logits
             logits = student(pictures).logits
-        loss = 0.5 * cross_entropy(logits.float(), labels) + 0.5 * soft_cross_entropy(
-            logits.float(), teacher_logits.float(), TEMPERATURE, True
-        )
+        soft = TEMPERATURE**2 * divergence(logits.float(), teacher_logits.float(), TEMPERATURE)
+        loss = 0.5 * cross_entropy(logits.float(), labels) + 0.5 * soft
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

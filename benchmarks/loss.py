@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss, softmax
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, softmax
 
 from benchmarks.setting import BETA, ETA, LAMBDA, TEMPERATURE
 
@@ -31,10 +31,15 @@ def labels_of(batch: Mapping[str, Tensor]) -> Tensor:
     return batch["labels"] if "labels" in batch else torch.cat([batch[f"{end}_positions"] for end in ENDS])
 
 
+def divergence(student_BC: Tensor, teacher_BC: Tensor, temperature: float) -> Tensor:
+    """KL divergence of the softened predictions from the teacher's, mean over the examples."""
+    student, teacher = (log_softmax(logits / temperature, -1) for logits in (student_BC, teacher_BC))
+    return kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+
 def loss_of(student_BC: Tensor, teacher_BC: Tensor, labels_B: Tensor, intermediate: Sequence[Tensor]) -> Tensor:
-    """Return the weighted sum of cross entropy, soft cross entropy and the distances of the student's layers."""
-    target = softmax(teacher_BC / TEMPERATURE, -1)
-    soft = -(target * torch.log_softmax(student_BC / TEMPERATURE, -1)).sum(-1).mean()
+    """Return the weighted sum of cross entropy, divergence from the teacher and distances of the student's layers."""
+    soft = divergence(student_BC, teacher_BC, TEMPERATURE)
     hard = cross_entropy(student_BC, labels_B)
     return BETA * hard + ETA * TEMPERATURE**2 * soft + LAMBDA * torch.stack(list(intermediate)).sum()
 

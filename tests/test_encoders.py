@@ -15,13 +15,13 @@ from transformers.models.modernbert import modeling_modernbert
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.extract import extract
-from distill_runner.models.families import PACKED, PROJECTIONS
+from distill_runner.models.families import PROJECTIONS
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.models.padded import extract_padded
-from helpers.families import make
+from helpers.families import PACKED_FAMILIES, make
 
 ALL = FeatureRequest(logits=True, cls=frozenset({1, 2, 3}))
-PACKED_MODELS = [*sorted(PACKED), "modernbert, head of means"]
+PACKED_MODELS = [*PACKED_FAMILIES, "modernbert, head of means"]
 OPTIONS: dict[str, dict[str, Any]] = {"modernbert, head of means": {"classifier_pooling": "mean"}}
 ROTARY = ["modernbert", "modernbert, head of means"]
 
@@ -139,7 +139,7 @@ def test_tokens_of_no_sequence_change_nothing(
         torch.testing.assert_close(gradient, plain_gradients[name], rtol=1e-10, atol=1e-10, msg=name)
 
 
-@pytest.mark.parametrize("family", [*sorted(PACKED), "mpnet"])
+@pytest.mark.parametrize("family", [*PACKED_FAMILIES, "mpnet"])
 def test_a_token_wise_head_reads_the_given_rows(tokens: TokenSplit, family: str) -> None:
     model, batch = make(family, masked_lm=True, dtype=torch.float64), tokens.batch(range(20))
     rows = torch.randperm(len(batch.input_ids), generator=torch.Generator().manual_seed(0))[:50].sort().values

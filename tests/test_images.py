@@ -90,7 +90,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ),
     ([encoded(GRAY)], {}, r"task.mode=RGB: row 0 of split 'train' is gray \(mode L\)\n.*task.convert=true"),
     ([encoded(noise(), mode="RGBA")], {}, "is of mode RGBA\n.*task.convert=true"),
-    ([RGB], {"mode": "L"}, r"task.mode=L: row 0 of split 'train' is in color .*\n.*task.mode=RGB if all"),
+    ([RGB], {"mode": "L"}, r"task.mode=L: row 0 of split 'train' is in color .*\n.*Do all .*task.mode=RGB"),
     ([RGB, CORRUPT[: len(CORRUPT) // 2]], {}, r"task.columns=\[img\]: row 1 of split 'train' cannot be decoded: "),
     ([b"not an image at all"], {}, "cannot be decoded: its format is not known"),
     ([{"bytes": None, "path": None}], {}, "row 0 of split 'train' contains no image"),

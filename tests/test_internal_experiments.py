@@ -56,7 +56,8 @@ def reference(student: Any, teacher: Any, batch: Batch) -> dict[str, float]:
             outputs.append(model(ids, token_type_ids=segments, output_attentions=True, output_hidden_states=True))
             model.set_attn_implementation("sdpa")
         mine, theirs = outputs
-        sums["soft"] -= (theirs.logits.softmax(-1) * mine.logits.log_softmax(-1)).sum().item()
+        p, q = (side.logits.softmax(-1) for side in (theirs, mine))
+        sums["soft"] += (p * (p / q).log()).sum().item()
         for j in (1, 2, 3):
             p, q = theirs.attentions[2 * j - 1][0], mine.attentions[j - 1][0]
             sums["kl"] += (p * (p / q).log()).sum(-1).mean().item()

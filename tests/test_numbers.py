@@ -16,7 +16,7 @@ from distill_runner.pipeline.store import Store
 TEACHER = {"loss/ce": [0.6711102, 0.9786988, 0.6723074, 0.7558920]}
 STUDENT = {
     "loss/ce": [0.2292349, 0.2112060, 0.2121206, 0.1988472, 0.2180505, 0.2385285, 0.2336807, 0.2026250],
-    "loss/kd": [8.648376, 8.676500, 8.654455, 8.641007, 8.638761, 8.638899, 8.638665, 8.639610],
+    "loss/kd": [0.0119839, 0.0386353, 0.0163660, 0.0036354, 0.0011539, 0.0008450, 0.0023251, 0.0018911],
     "loss/intermediate": [0.0280125, 0.0258356, 0.0175887, 0.0263285, 0.0238788, 0.0201742, 0.0244585, 0.0199131],
 }
 """Instructions of SSE, AVX2 and AVX-512 agree on them up to 5e-7 (``ATEN_CPU_CAPABILITY=default``)."""
@@ -33,9 +33,17 @@ def test_the_losses_of_a_small_teacher_and_of_its_student(compose: Callable[...,
 
         return add
 
-    run = compose("method=alp", "loss.temperature=5", "loss.eta=0.5", "loss.lambda=0.2", "runtime.log_every=1")
+    run = compose(
+        "method=alp",
+        "loss.temperature=5",
+        "loss.eta=0.5",
+        "loss.lambda=0.2",
+        "student.init.layers=first",
+        "runtime.log_every=1",
+    )
     Pipeline(Store(run.store.dir), run.runtime, report).build(resolve(run.stages, "student", "fp32"))
     for stage, expected in (("teacher", TEACHER), ("student", STUDENT)):
         assert found[stage].keys() == expected.keys()
         for name, losses in expected.items():
-            np.testing.assert_allclose(found[stage][name], losses, rtol=1e-5, err_msg=f"{stage} {name}")
+            atol = 1e-5 if name == "loss/kd" else 0  # a difference of two numbers near 9
+            np.testing.assert_allclose(found[stage][name], losses, rtol=1e-5, atol=atol, err_msg=f"{stage} {name}")

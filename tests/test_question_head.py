@@ -7,14 +7,13 @@ from transformers import AutoModelForQuestionAnswering
 
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.extract import extract
-from distill_runner.models.families import PACKED
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.padded import extract_padded
 from distill_runner.tasks.questions import losses
-from helpers.families import config_of
+from helpers.families import PACKED_FAMILIES, config_of
 
 
-@pytest.mark.parametrize("family", [*sorted(PACKED.keys() - {"modernbert"}), "mpnet"])
+@pytest.mark.parametrize("family", [*sorted({*PACKED_FAMILIES} - {"modernbert"}), "mpnet"])
 def test_packed_is_padded_in_float64(family: str, tokens: TokenSplit) -> None:
     """The logits, the gold loss and all gradients, against ``AutoModelForQuestionAnswering``'s own loss."""
     torch.manual_seed(1)

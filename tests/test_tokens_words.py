@@ -19,14 +19,13 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import DropoutMasks
 from distill_runner.methods.outputs import Classes
 from distill_runner.models.extract import extract
-from distill_runner.models.families import PACKED
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.padded import extract_padded
 from distill_runner.tasks.tokens.sentences import Sentence, Sentences, Span
 from distill_runner.tasks.tokens.tags import TagSet
 from distill_runner.tasks.tokens.words import Words, write_words
 from distill_runner.training.data import weighted_batches
-from helpers.families import config_of
+from helpers.families import PACKED_FAMILIES, config_of
 
 TAGSET = TagSet.from_names(["O", "B-x", "I-x", "B-y", "I-y"])
 ODD = ["", "\u200b", "e\u0301", "\U0001f642", "don't", "\u4f60\u597d", "[SEP]", "a" * 150, "\ufeff", "naïve"]
@@ -197,7 +196,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Words:
     return written(tmp_path_factory.mktemp("split"), of_words(*rows, tags=tags), letters(), max_length=48)
 
 
-@pytest.mark.parametrize("family", [*sorted(PACKED), "mpnet"])
+@pytest.mark.parametrize("family", [*PACKED_FAMILIES, "mpnet"])
 def test_packed_is_padded_in_float64(family: str, split: Words) -> None:
     """The logits, the loss and all gradients, against the model's own loss with -100 for other pieces."""
     torch.manual_seed(1)

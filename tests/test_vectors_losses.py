@@ -26,6 +26,7 @@ from distill_runner.models.features import EncoderShape, Features
 from distill_runner.tasks.vectors.texts import Vectors
 
 PROGRESS = Progress(0, 0, 1, 1)
+BATCH: Any = SimpleNamespace(example_weights=None)
 
 
 def shape(vector_width: int) -> EncoderShape:
@@ -36,7 +37,7 @@ def drawn(*sizes: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def value(term: Any, student: torch.Tensor, teacher: torch.Tensor, batch: Any = None) -> torch.Tensor:
+def value(term: Any, student: torch.Tensor, teacher: torch.Tensor, batch: Any = BATCH) -> torch.Tensor:
     loss: torch.Tensor = term.double()(Features(student), Features(teacher), batch, PROGRESS)
     return loss if student.requires_grad else loss.detach()
 

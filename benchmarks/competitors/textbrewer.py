@@ -1,4 +1,4 @@
-"""TextBrewer 0.2.1: ALP-KD's layer loss as a custom intermediate match, the library's own losses for the other terms.
+"""TextBrewer 0.2.1: ALP-KD's layer loss and the divergence as custom losses.
 
 As in its examples, texts are padded to the maximum length and the teacher runs at every step. ``tuned`` pads to the
 longest text of a batch and passes cached teacher outputs, under the key that the library reserves for them.
@@ -9,16 +9,17 @@ from typing import Any
 
 import textbrewer
 import torch
-from textbrewer.presets import MATCH_LOSS_MAP
+from textbrewer.presets import KD_LOSS_MAP, MATCH_LOSS_MAP
 from torch.nn.functional import cross_entropy
 
 from benchmarks.competitors import Train
 from benchmarks.competitors.naive import optimizer_of
-from benchmarks.loss import labels_of, layer_distance, logits_of
+from benchmarks.loss import divergence, labels_of, layer_distance, logits_of
 from benchmarks.setting import BETA, ETA, LAMBDA, TEMPERATURE, Setting
 from distill_runner.training.devices import Device
 
 MATCH_LOSS_MAP["alp"] = lambda student, teacher, mask=None: layer_distance(student[0][:, 0], [h[:, 0] for h in teacher])
+KD_LOSS_MAP["kl"] = divergence  # its "ce" less the entropy of the teacher
 
 
 class Distiller(textbrewer.GeneralDistiller):
@@ -40,6 +41,7 @@ def make(setting: Setting, tuned: bool = False) -> Train:
     config = textbrewer.DistillationConfig(
         temperature=TEMPERATURE,
         hard_label_weight=BETA,
+        kd_loss_type="kl",
         kd_loss_weight=ETA * TEMPERATURE**2,
         intermediate_matches=[{**pair, "feature": "hidden", "loss": "alp", "weight": LAMBDA} for pair in layers],
     )

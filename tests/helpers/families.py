@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from distill_runner.models.families import PACKED, TABLE
+
 _SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 _COMMON = {"vocab_size": 100, "num_labels": 3, "max_position_embeddings": 80, "initializer_range": 0.3}
 _BEHIND_PADDING: dict[str, Any] = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -37,6 +39,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16},
 }
 FAMILIES = list(_OWN)
+PACKED_FAMILIES = sorted(PACKED.keys() - {TABLE})
+"""A table of tokens has no layers to pack."""
 
 
 def config_of(family: str, **options: Any) -> Any:

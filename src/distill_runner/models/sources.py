@@ -424,7 +424,8 @@ def read_shape(model: ModelConfig, source: ModelSource | None = None) -> Encoder
     if not reads_images(config) and not trusts_code() and not is_encoder:
         problem = f"a {config.model_type} is not a bidirectional text encoder"
         if is_other_classifier(config):
-            remedy = "Take an encoder, or as a teacher a fine-tuned model: " + override("student", "ettin_32m")
+            keys = override("teacher.fine_tuned", True, "student", "ettin_32m")
+            remedy = "Take an encoder, or it as a fine-tuned teacher only: " + keys
         raise UserError(key, model.source, problem, remedy)
     try:
         return EncoderShape.from_config(config)

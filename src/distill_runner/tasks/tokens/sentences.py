@@ -132,7 +132,7 @@ class Sentences:
                     problem = f"split '{self.split}' has {label}, which is not among the labels, {place}"
                     remedy = "Name all labels in task.labels, or remove these rows."
                     if len(tagset.names) <= MAX_NAMES:
-                        names = ",".join(complete_names([*tagset.names, tag]))
+                        names = complete_names([*tagset.names, tag])
                         remedy = "Is it a mistake? Otherwise: " + override("task.labels", names)
                     raise UserError("task.labels", None, problem, remedy)
 
