@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra import compose as composed_by_hydra
+from hydra import initialize_config_dir
 
 from distill_runner.common.errors import UserError
+from distill_runner.compose import resolvers
 from distill_runner.compose.command_line import expand_shorthand, hydra_arguments
 from distill_runner.compose.folders import choices, config_folder
 from distill_runner.compose.run_config import RunConfig
@@ -77,9 +80,11 @@ def test_no_group_bears_the_name_of_a_key(compose: Compose) -> None:
 
 @pytest.mark.parametrize("file", sorted((CONF / "sweep").rglob("[!_]*.yaml")), ids=lambda file: file.stem)
 def test_a_sweep_names_choices_that_exist(file: Path) -> None:
-    content = yaml.safe_load(file.read_text())
-    is_axes_only = file.read_text().startswith("# @package hydra.sweeper.params")
-    for group, chosen in (content if is_axes_only else content["hydra"]["sweeper"]["params"]).items():
+    resolvers.register()
+    name = file.relative_to(CONF / "sweep").with_suffix("")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = composed_by_hydra("config", [f"sweep={name}"], return_hydra_config=True)
+    for group, chosen in config.hydra.sweeper.params.items():
         if (CONF / group).is_dir():
             assert set(chosen.split(",")) <= set(choices(group))
 

@@ -52,7 +52,8 @@ def made_small(overrides: tuple[str, ...]) -> list[str]:
             "pretraining.optim.batch_size=8",
         ]
     if name in ("vectors", "similarities", "vectors_relations"):
-        values += ["task.type=embeddings", "task.labels=null", "transfer=labeled", "teacher.optim.epochs=0"]
+        values += ["task.type=embeddings", "task.labels=null", "transfer=labeled"]
+        values += ["teacher.fine_tuned=false", "teacher.optim.epochs=0"]
         values += ["task.dataset=embedded:pairs", "task.train=train[:100]"]
         values += ["task.validation.validation=validation[:50]"]
         values += ["relations.heads=8"] if name == "vectors_relations" else []
