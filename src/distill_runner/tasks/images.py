@@ -73,7 +73,7 @@ class ImagesTask(ClassificationTask):
     pipeline_tag = "image-classification"
     auto_class = "AutoModelForImageClassification"
     num_positions: ClassVar[int] = 0
-    drop_leaks: ClassVar[None] = None
+    drop_leaks: ClassVar[None] = None  # type: ignore[misc]  # no option of this type
     example_fields = (
         frozenset({"columns", "label", "labels", "type", "version", "mode", "convert", "resize"}) | SCORE_FIELDS
     )

@@ -61,7 +61,7 @@ class VectorTask(TextTask):
     prompt: str | None = None
     train_columns: list[str] | None = Field(None, min_length=1, max_length=3)
     labels: None = None
-    drop_leaks: ClassVar[None] = None
+    drop_leaks: ClassVar[None] = None  # type: ignore[misc]  # no option of this type
 
     @model_validator(mode="after")
     def _selects_on_validation(self) -> Self:
