@@ -146,7 +146,7 @@ class QuestionsTask(Task):
             raise UserError("task.columns", self.columns, problem, override("task.columns", ["question", "context"]))
         if self.select_on == HELD_OUT:
             problem = "questions about one context would be both trained on and held out"
-            remedy = "Split the data yourself; set " + override("select_on", "validation")
+            remedy = "Split the data yourself; set " + override("task.select_on", "validation")
             raise UserError("task.select_on", HELD_OUT, problem, remedy)
         for name, language in self.languages.items():
             if language not in LANGUAGES:

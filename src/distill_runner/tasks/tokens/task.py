@@ -113,7 +113,7 @@ class TokensTask(Task):
             problem = "windows of one sentence would be both trained on and held out"
             remedy = "Take sentences: "
             parts = "task.train", "train[~:90%]", "task.validation.validation", "train[~90%:]"
-            remedy += override("select_on", "validation", *parts)
+            remedy += override("task.select_on", "validation", *parts)
             raise UserError("task.select_on", HELD_OUT, problem, remedy)
         if self.labels is None:
             return self
