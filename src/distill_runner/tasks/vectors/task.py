@@ -67,7 +67,8 @@ class VectorTask(TextTask):
     def _selects_on_validation(self) -> Self:
         if self.select_on == HELD_OUT:
             problem = "training texts have no scores, so they cannot be held out to select the epoch"
-            raise UserError("task.select_on", HELD_OUT, problem, "Set " + override("task.select_on", "validation") + ".")
+            remedy = "Set " + override("task.select_on", "validation")
+            raise UserError("task.select_on", HELD_OUT, problem, remedy)
         return self
 
     @property
