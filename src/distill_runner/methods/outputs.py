@@ -73,6 +73,14 @@ class Outputs(ABC):
     ) -> Tensor:
         """Return the loss against the teacher's predictions at a temperature: a scalar, the mean over ``unit``."""
 
+    def soft_label_divergence(
+        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
+    ) -> Tensor:
+        """Return ``soft_label_loss`` minus the lowest value that it can have for this teacher."""
+        options = batch, temperature, scale_by_t2
+        loss = self.soft_label_loss(student_OC, teacher_OC, *options)
+        return loss - self.soft_label_loss(teacher_OC, teacher_OC, *options)
+
     def num_summed_classes(self, logits_OC: Tensor) -> int:
         """Return the number of classes that ``soft_label_loss`` sums over; 1 if it takes a mean or has no classes."""
         return 1
@@ -124,6 +132,15 @@ class Classes(Outputs):
         self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
     ) -> Tensor:
         return soft_cross_entropy(student_OC, teacher_OC, temperature, scale_by_t2, batch)
+
+    def soft_label_divergence(
+        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
+    ) -> Tensor:
+        """Return the KL divergence. It is summed by class, since the two cross entropies nearly cancel."""
+        student, teacher = (functional.log_softmax(side / temperature, dim=-1) for side in (student_OC, teacher_OC))
+        shares = functional.softmax(teacher_OC / temperature, dim=-1)
+        loss = weighted_mean((shares * (teacher - student)).sum(dim=-1), batch)
+        return loss * temperature**2 if scale_by_t2 else loss
 
     def num_summed_classes(self, logits_OC: Tensor) -> int:
         return logits_OC.shape[-1]

@@ -148,8 +148,7 @@ class SoftLabels(PredictionTerm):
             logits, targets = standardized(logits), standardized(targets)
         options = (batch, self.temperature, self.scale_by_t2)
         divisor = self.outputs.num_summed_classes(logits) if self.per_class else 1
-        loss = self.outputs.soft_label_loss(logits, targets, *options)
-        return (loss - self.outputs.soft_label_loss(targets, targets, *options)) / divisor
+        return self.outputs.soft_label_divergence(logits, targets, *options) / divisor
 
 
 class SoftLabelsPerClass(SoftLabels):

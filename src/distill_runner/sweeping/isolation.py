@@ -5,7 +5,6 @@ machine with one GPU, where a process also has to load CUDA and its libraries, t
 a point that has completed.
 """
 
-import gc
 import logging
 import multiprocessing
 import sys
@@ -25,7 +24,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill_runner.common.errors import TrainingError, TrainingPaused, UserError, exit_cause, message_and_exit_code
 from distill_runner.common.files import resource_error
-from distill_runner.common.process import end_with_parent, ignored_sigterm, sigterm_as_interrupt, use_forkserver
+from distill_runner.common.process import (
+    collect_garbage,
+    end_with_parent,
+    ignored_sigterm,
+    sigterm_as_interrupt,
+    use_forkserver,
+)
 from distill_runner.pipeline import status
 
 log = logging.getLogger(__name__)
@@ -128,7 +133,7 @@ def _run_points(connection: Connection) -> None:
 
             if torch.cuda.device_count() != 1:
                 sys.exit(COMPLETED)
-            gc.collect()
+            collect_garbage()
             release_gpu()
             connection.send(COMPLETED)
 
