@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -166,6 +167,26 @@ def test_what_can_be_taken_in_two_ways_is_refused(tmp_path: Path) -> None:
     table.to_csv(tmp_path / "a.csv", index=False)
     with pytest.raises(UserError, match="second of two classes"):
         compared(tmp_path, gold.name, "a.csv", metric="f1")
+
+
+def test_missing_labels_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    """The -1 of the hub's unlabeled splits was taken for the last class."""
+    features = datasets.Features({"label": datasets.ClassLabel(names=NAMES)})
+    with (tmp_path / "gold.parquet").open("wb") as file:
+        datasets.Dataset.from_dict({"label": [0, 2, -1]}, features=features).to_parquet(file)
+    (tmp_path / "gold.csv").write_text("label\nno\nyes\nno\n")
+    contents = {
+        "labels.csv": "prediction\nno\nyes\nyes\n",
+        "scores.csv": "prediction,p_no,p_yes\nno,x,0.1\nyes,0.2,0.8\nno,0.5,0.5\n",
+        "array.npy": "no array",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match="has no label for 1 example"):
+        compared(tmp_path, "gold.parquet", "labels.csv")
+    for name in [*contents][1:]:
+        with pytest.raises(UserError, match=f"{name}: cannot be read"):
+            compared(tmp_path, "gold.csv", name)
 
 
 def test_one_file_each_is_about_these_models_and_several_about_methods(

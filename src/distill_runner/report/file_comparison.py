@@ -23,7 +23,7 @@ from distill_runner.report.compare import Comparison, Predictions, compare_cells
 from distill_runner.report.frame import Cell, Point
 from distill_runner.report.lines import as_mapping, escaped
 from distill_runner.report.prediction_files import Values, label_text, read_values
-from distill_runner.report.resampling import SEED
+from distill_runner.report.resampling import SummedScores
 from distill_runner.report.sample_scores import SUMMED, f1_of_counts
 from distill_runner.tasks.decoding import MIN_PROBABILITY
 from distill_runner.tasks.questions.answers import normalize_answer, question_scores
@@ -159,29 +159,28 @@ def _cell(metric: str, task: str, files: Sequence[Scored]) -> Cell:
 
 def _label_rows(first: str, second: str, scored: Mapping[str, Sequence[Scored]]) -> list[Row]:
     """Return F1 of both methods on each label, with a bootstrap interval of the difference over the examples."""
-    sizes, names = (len(scored[first]), len(scored[second])), [*scored[first][0].counts]
+    import pandas as pd
+
+    names = [*scored[first][0].counts]
     if not names:
         return []
-    files = [*scored[first], *scored[second]]
-    columns = np.concatenate([file.counts[name] for name in names for file in files], axis=1)
-
-    def of_labels(weights: np.ndarray) -> np.ndarray:
-        """Return F1 of first and second method on each label, and their difference, (R, labels, 3)."""
-        f1 = f1_of_counts((weights @ columns).reshape(len(weights), len(names), len(files), 3))
-        one, other = f1[..., : sizes[0]].mean(-1), f1[..., sizes[0] :].mean(-1)
-        return 100 * np.stack([one, other, one - other], axis=-1)
-
-    draw, units = np.random.default_rng(SEED), len(columns)
-    draws = [np.bincount(draw.integers(units, size=units), minlength=units) for _ in range(LABEL_DRAWS)]
-    samples = [of_labels(np.stack(draws[start : start + 100]).astype(float)) for start in range(0, len(draws), 100)]
-    bounds = np.quantile(np.concatenate(samples)[..., 2], [0.025, 0.975], axis=0).T.tolist()
-    values = of_labels(np.ones((1, units)))[0].tolist()
+    one, other = (
+        [np.concatenate([file.counts[name] for name in names], axis=1) for file in scored[method]]
+        for method in (first, second)
+    )
+    scores = SummedScores(one, other, _f1_by_label)
+    scores.draws = LABEL_DRAWS
+    bounds = 100 * np.quantile(scores.difference(scores.resampled), [0.025, 0.975], axis=0).T
+    f1, other_f1 = (100 * part.mean(axis=-1) for part in np.split(scores.observed, [len(one)], axis=-1))
     gold = [int(scored[first][0].counts[name][:, 2].sum()) for name in names]
-    fields = ("label", "against", "gold", "f1", "other_f1", "difference", "interval")
-    rows = zip(names, gold, values, bounds, strict=True)
-    return [
-        dict(zip(fields, (name, second, count, *own, low_high), strict=True)) for name, count, own, low_high in rows
-    ]
+    numbers = {"gold": gold, "f1": f1, "other_f1": other_f1, "difference": f1 - other_f1, "interval": bounds.tolist()}
+    rows: list[Row] = pd.DataFrame({"label": names, "against": second, **numbers}).to_dict("records")
+    return rows
+
+
+def _f1_by_label(sums: np.ndarray) -> np.ndarray:
+    """Return F1 (R, T, runs) of the counts (R, runs, 3 T) of T labels."""
+    return np.swapaxes(f1_of_counts(sums.reshape(*sums.shape[:-1], -1, 3)), -1, -2)
 
 
 def _agreement(scored: Mapping[str, Sequence[Scored]], are_numbers: bool) -> list[Row]:
@@ -225,6 +224,8 @@ def _type(gold: Values, sample: Values) -> str:
 
 def _classification(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
     gold_names = _class_names(gold, order)
+    if unlabeled := gold_names.count(""):
+        raise UserError("--gold", gold.file, f"has no label for {quantity(unlabeled, 'example', ',')}", "Add them.")
     names = {*gold_names, *(name for file in files for name in file.names)}
     classes = [*order] or sorted(names, key=lambda name: (len(name), name) if name.isdigit() else (99, name))
     if metric in OF_SECOND_CLASS and (len(classes) != 2 or not (order or classes == ["0", "1"])):

@@ -5,6 +5,7 @@ Read are tables with named columns; ``.npy`` of labels or scores; ``.txt`` with 
 was taken is a sentence of the file, and what can be taken in two ways is refused.
 """
 
+import csv
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -112,6 +113,13 @@ def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
     """
     if not file.is_file():
         raise UserError(key, file, "there is no such file")
+    try:
+        return _read(file, key, classes)
+    except ValueError as error:
+        raise UserError(key, file, f"cannot be read: {error}") from error
+
+
+def _read(file: Path, key: str, classes: Sequence[str]) -> Values:
     if file.suffix == ".npy":
         array = np.load(file)
         is_table = array.ndim == 2 and array.shape[1] > 1
@@ -128,15 +136,15 @@ def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
         return Values(file, [*answers], [*answers.values()], text="answers by id")
     class_names: Mapping[str, list[str]] = {}
     if file.suffix == ".txt":  # as run_glue writes
-        header, *lines = (line.split("\t") for line in content.splitlines())
-        columns: dict[str, list[Any]] = {name: [line[place] for line in lines] for place, name in enumerate(header)}
+        table = csv.DictReader(content.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+        records, names = [*table], list(table.fieldnames or ())
     else:
         try:
-            with open_split(CorpusPart(dataset=str(file), columns=["text"]), "train") as table:
-                records, class_names = [*table.rows()], table.class_names
-                columns = {name: [row.get(name) for row in records] for name in table.column_names}
+            with open_split(CorpusPart(dataset=str(file), columns=["text"]), "train") as split:
+                records, names, class_names = [*split.rows()], split.column_names, split.class_names
         except UserError as error:
             raise UserError(key, file, error.problem, error.remedy) from error
+    columns = {name: [row.get(name) for row in records] for name in names}
     if {"epoch", "steps"} <= columns.keys():
         raise UserError(key, file, BY_EPOCH, SAVE)
     if {"query-id", "corpus-id", "score"} <= columns.keys():  # BEIR's qrels
@@ -163,28 +171,24 @@ def _of_columns(
     id_name = next((name for name in IDS if name in columns), None)
     ids = None if id_name is None else [*map(label_text, columns[id_name])]
     others = [name for name in columns if name != id_name]
-    prefixed = [name.removeprefix(PREFIX) for name in others if name.startswith(PREFIX)]
-    scores, names, scored = None, list[str](), next((name for name in SCORES if name in others), "")
-    for mark, own in ((PREFIX, prefixed), ("", [*classes]), ("", [*map(str, range(len(classes)))])):
-        if len(own) > 1 and {mark + name for name in own} <= {*others} and scores is None:
-            scores, names, scored = (
-                np.array([columns[mark + name] for name in own], dtype=np.float64).T,
-                own,
-                mark + own[0],
-            )
-    if scored and scores is None:
-        scores = np.array(columns[scored], dtype=np.float64)
+    prefixed = [name for name in others if name.startswith(PREFIX)]
+    sets = prefixed, [*classes], [*map(str, range(len(classes)))]
+    of_classes = next((own for own in sets if len(own) > 1 and {*own} <= {*others}), [])
+    scored = of_classes or [name for name in SCORES if name in others][:1]
+    scores = np.column_stack([columns[name] for name in scored]).astype(np.float64) if scored else None
     groups = (() if key == "--gold" else PREDICTED, LABELS, ("score",), () if scored else others)
     candidates = next(filter(None, ([name for name in group if name in others] for group in groups)), [])
     if len(candidates) > 1 or not (candidates or scored):
         problem = f"has the columns {listed_names(candidates or [*columns])}: which one is meant?"
         raise UserError(key, file, problem, RENAME)
     values = columns[candidates[0]] if candidates else []
-    if own := class_names.get(candidates[0], []) if candidates else []:
-        values = [[own[one] for one in value] if isinstance(value, list) else own[value] for value in values]
-    taken = (("ids", id_name), ("column", *candidates[:1]), ("scores from", scored or None))
+    if labels := class_names.get(candidates[0], []) if candidates else []:
+        name_of = dict(enumerate(labels)).get  # None for -1, which is "no label" on the hub
+        values = [[*map(name_of, value)] if isinstance(value, list) else name_of(value) for value in values]
+    taken = (("ids", id_name), ("column", *candidates[:1]), ("scores from", *scored[:1]))
     text = ", ".join(f"{what} '{name[0]}'" for what, *name in taken if name and name[0] is not None)
-    return Values(file, ids, values, scores, names or own, columns.get("context"), text)
+    names = [name.removeprefix(PREFIX) for name in of_classes] if of_classes is prefixed else of_classes
+    return Values(file, ids, values, scores, names or labels, columns.get("context"), text)
 
 
 def _rankings(file: Path, rows: Iterable[tuple[Any, Any, Any]]) -> Values:
