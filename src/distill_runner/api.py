@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, format_typed
 from distill_runner.report.collect import Result, read_result, read_results
 
 if TYPE_CHECKING:
@@ -81,15 +81,10 @@ def override_list(overrides: Sequence[Overrides]) -> list[str]:
     for part in overrides:
         if isinstance(part, str):
             typed += re.split(r"\s+(?=[+~]{0,2}[\w./@]+=)", part.strip())
-        else:
-            typed += [f"{key}={_override_value(value)}" for key, value in part.items()]
+        else:  # a text is typed as it is, such as "1,2" for two points
+            items = part.items()
+            typed += [f"{key}={value if isinstance(value, str) else format_typed(value)}" for key, value in items]
     return typed
-
-
-def _override_value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_override_value, value))}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def compose(*overrides: Overrides) -> "RunConfig":

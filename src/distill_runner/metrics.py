@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, suggestion
-from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, METRICS, MULTILABEL_METRICS, REGRESSION_METRICS
+from distill_runner.datasets.metrics import (
+    CLASSIFICATION_METRICS,
+    METRICS,
+    MULTILABEL_METRICS,
+    OF_PROBABILITIES,
+    OF_SECOND_CLASS,
+    REGRESSION_METRICS,
+)
 
 if TYPE_CHECKING:
     import evaluate
 
-OF_PROBABILITIES = ("auc", "brier", "ece")
-OF_SECOND_CLASS = ("f1", "accuracy_f1")
-"""Metrics for which the order of the class names matters."""
 RANKING = ("mean_average_precision",)
 
 

@@ -11,6 +11,8 @@ from distill_runner.common.errors import TrainingError, override
 from distill_runner.common.terminal import Undefined
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 
+OF_PROBABILITIES, OF_SECOND_CLASS = ("auc", "brier", "ece"), ("f1", "accuracy_f1")
+"""Metrics of probabilities, and those that depend on which of two classes is the second, the positive one."""
 Metric = Callable[[np.ndarray, np.ndarray], float]
 """Maps the outputs of a model, shape (N, C), and labels, shape (N,) or (N, C), to one number."""
 

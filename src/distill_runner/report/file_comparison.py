@@ -18,7 +18,12 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.common.terminal import markdown_table
-from distill_runner.datasets.metrics import CLASSIFICATION_METRICS, REGRESSION_METRICS
+from distill_runner.datasets.metrics import (
+    CLASSIFICATION_METRICS,
+    OF_PROBABILITIES,
+    OF_SECOND_CLASS,
+    REGRESSION_METRICS,
+)
 from distill_runner.report.compare import Comparison, Predictions, compare_cells, correct
 from distill_runner.report.frame import Cell, Point
 from distill_runner.report.lines import as_mapping, escaped
@@ -31,8 +36,6 @@ from distill_runner.tasks.split_account import short_list
 from distill_runner.tasks.tokens.tags import TagSet, complete_names, spelled_parts
 from distill_runner.tasks.vectors.retrieval import ranking_scores
 
-OF_SCORES, OF_SECOND_CLASS = ("auc", "brier", "ece"), ("f1", "accuracy_f1")
-"""Metrics of probabilities or logits, and those that depend on which of two classes is the positive one."""
 LABEL_DRAWS = 2_000
 IN_ORDER = "Name the classes in the order of their numbers: --labels no,yes"
 _INTEGER, _NUMBER = re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -236,9 +239,9 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
     for file in files:
         texts = _class_names(file, order)
         strays = Counter(text for text in texts if text not in number)
-        if file.scores is not None and (metric in OF_SCORES or not texts):
+        if file.scores is not None and (metric in OF_PROBABILITIES or not texts):
             predicted.append(_logits(file, classes, bool(order)))
-        elif metric in OF_SCORES:
+        elif metric in OF_PROBABILITIES:
             raise UserError("--metric", metric, f"needs scores of the classes, and {file.file} has none")
         elif strays.total() == len(texts):
             problem = f"has the labels {short_list([*strays])}, and {gold.file} has {short_list(classes)}"
