@@ -11,7 +11,7 @@ from typing import Any
 
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.report.collect import Result, is_scored, label
-from distill_runner.report.figures import COLORS, legend_below, panels, save, style
+from distill_runner.report.figures import COLORS, legend_below, panels, plot_means, save, style
 from distill_runner.report.frame import Cell, cell_of, distinct, tabulate
 from distill_runner.report.identity import Identity, identity_of
 from distill_runner.report.row_names import row_names
@@ -121,15 +121,10 @@ def draw(results: Sequence[Result], axis: str, file: Path, order: Sequence[str] 
         ]
         lines += [(name, [(end, cell) for end in ends]) for name, cell in constant_cells(results, axis).items()]
         for number, (name, cells) in enumerate(lines):
-            places, spreads = [place for place, _ in cells], [cell.points[0].spread for _, cell in cells]
-            low, mean, high = (
-                [spread.mean + sign * (spread.interval or 0.0) for spread in spreads] for sign in (-1, 0, 1)
-            )
             text = ", ".join([name, *sorted({cell.kind for _, cell in cells} - {""})])
             look: dict[str, Any] = {"marker": "o"} if number < len(curves) else {"linestyle": "-."}
-            color = COLORS[number % len(COLORS)]
-            axes.plot(places, mean, label=text, color=color, **look)
-            axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)
+            look |= {"label": text, "color": COLORS[number % len(COLORS)]}
+            plot_means(axes, [place for place, _ in cells], [cell.points[0].spread for _, cell in cells], **look)
         for teacher, by_task in tabulate(scored).teachers.items():
             for task, numbers in by_task.items():
                 text = f"{teacher} on {task}" if len(by_task) > 1 else teacher

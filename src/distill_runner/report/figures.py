@@ -164,12 +164,9 @@ def draw_epochs(
                 spreads = [
                     Spread.from_values([100 * score for score in scores]) for scores in zip(*seeds, strict=False)
                 ]
-                low, means, high = ([one.mean + sign * (one.interval or 0) for one in spreads] for sign in (-1, 0, 1))
-                epochs, look = range(1, len(spreads) + 1), _look(names.index(name))
-                panel.plot(epochs, means, **look)
-                panel.fill_between(epochs, low, high, color=look["color"], alpha=0.15, linewidth=0)
+                plot_means(panel, range(1, len(spreads) + 1), spreads, **_look(names.index(name)))
                 for layer, epoch in (ends or {}).get(name, ()):
-                    point = (epoch, means[epoch - 1])
+                    point = (epoch, spreads[epoch - 1].mean)
                     height = 5 + 10 * marks[point]  # stacks the labels where lines meet
                     panel.annotate(f"L{layer}", point, (0, height), textcoords="offset points", **SMALL)
                     marks[point] += 1
@@ -180,6 +177,13 @@ def draw_epochs(
         figure.suptitle("Score after each epoch, mean over seeds")
         legend(figure, {name: {**_look(number), "linestyle": "-"} for number, name in enumerate(names)})
     return figure
+
+
+def plot_means(axes: "Axes", places: Sequence[float], spreads: Sequence[Spread], **look: Any) -> None:
+    """Draw a line of means, with a band of their 95% intervals."""
+    low, means, high = ([one.mean + sign * (one.interval or 0) for one in spreads] for sign in (-1, 0, 1))
+    axes.plot(places, means, **look)
+    axes.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _epoch_scores(result: Result) -> list[float]:
