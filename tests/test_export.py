@@ -83,6 +83,9 @@ def test_the_card_has_the_table_labels_and_licence(exported: Path) -> None:
     assert "Labels, in the order of the outputs: no, yes." in card
     assert "License: not given." in card
     assert "License: mit." in with_license(card, "mit")
+    front = "---\nlicense: mit\n---\n"
+    assert with_license("# A card of somebody else", "mit") == f"{front}\n# A card of somebody else"
+    assert with_license("", "mit").startswith(front)
 
 
 def test_what_a_user_wrote_behind_the_table_stays() -> None:

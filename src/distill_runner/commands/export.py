@@ -18,7 +18,7 @@ from distill_runner.deploy.measure import BATCH, EXACT, INT8, ModelForm
 from distill_runner.deploy.onnx import FOLDER, NOT_EXPORTED, require_onnx, versions
 from distill_runner.deploy.serving import write_service
 from distill_runner.pipeline.status import write_json
-from distill_runner.report.card import CARD, with_license
+from distill_runner.report.card import CARD
 from distill_runner.training.config import MAX_THREADS
 
 EXPORTS = Path("outputs/exports")
@@ -79,12 +79,7 @@ def export(options: Namespace) -> int:
     tables += [measure.label_table(row) for row in forms.values() if any(test for *_, test in row.labels.values())]
     paragraphs = [*tables, *conclusions, circumstances]
     (file,) = [file for file in (target / FOLDER).iterdir() if (file.stem == "model") == (served == EXACT)]
-    card = target / CARD
-    if options.license:
-        content = with_license(card.read_text(encoding="utf-8") if card.is_file() else "", options.license)
-        card.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
-        card.write_text(content, encoding="utf-8")
-    write_service(target, file, task, options.threads, paragraphs)
+    write_service(target, file, task, options.threads, paragraphs, options.license)
     print(*tables, *conclusions, circumstances, f"written: {target}", sep="\n")
     return 0 if options.within is None or all(row.is_within for row in forms.values()) else 1
 

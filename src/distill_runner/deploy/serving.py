@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from distill_runner.deploy.onnx import FOLDER, OnnxEngine
-from distill_runner.report.card import CARD
+from distill_runner.report.card import CARD, with_license
 from distill_runner.tasks import Task
 from distill_runner.tasks.programs import EMPTY, SERVICE
 
@@ -44,13 +44,16 @@ curl localhost:8000/predict -H 'Content-Type: application/json' -d '{body}'
 ```"""
 
 
-def write_service(folder: Path, file: Path, task: Task, threads: int, paragraphs: list[str]) -> None:
+def write_service(
+    folder: Path, file: Path, task: Task, threads: int, paragraphs: list[str], license_name: str | None = None
+) -> None:
     """Write ``serve.py``, ``Dockerfile`` and the card's section on deployment into the folder of a model.
 
     Args:
         file: the ONNX file in the folder that is served.
         threads: number of CPU threads with which it was timed.
         paragraphs: Markdown for the section, before the code.
+        license_name: of the card, by its name on the hub; None leaves it as it is.
     """
     name = file.relative_to(folder).as_posix()
     program = _program(folder, name, task, threads)
@@ -71,7 +74,7 @@ def write_service(folder: Path, file: Path, task: Task, threads: int, paragraphs
     )
     body = json.dumps({"inputs": [task.served_example]})
     commands = COMMANDS.format(body=body)
-    text = with_section(text, [*paragraphs, words, code, limits, commands])
+    text = with_section(with_license(text, license_name), [*paragraphs, words, code, limits, commands])
     card.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
     card.write_text(text, encoding="utf-8")
 

@@ -75,9 +75,11 @@ def write_card(folder: Path, result: Result) -> None:
         (folder / SCORES / name).write_text(text, encoding="utf-8")
 
 
-def with_license(card: str, name: str) -> str:
-    """Return the model card with a license, given by its name on the hub."""
-    parsed = _parsed(card)
+def with_license(card: str, name: str | None) -> str:
+    """Return the model card with a license, by its name on the hub; as it is without one, or if it is malformed."""
+    if name is None:
+        return card
+    parsed = _parsed(card if card.startswith("---") else f"---\nlicense: {name}\n---\n\n{card}")
     if parsed is None:
         return card
     parsed.data["license"] = name
@@ -98,14 +100,12 @@ def with_additions(card: str, previous: str) -> str:
     for key, value in old.data.to_dict().items():
         if key not in entries:
             own.data[key] = value
-    if license_name := old.data.get("license"):
-        own.text = own.text.replace(NO_LICENSE, f"License: {license_name}.")
     artifact = re.search(r"Artifact `\w+`", own.text)
     if artifact is not None and artifact[0] in old.text:
         headings = {section.partition("\n")[0] for section in own.text.split("\n## ")}
         sections = [section for section in old.text.split("\n## ")[1:] if section.partition("\n")[0] not in headings]
         own.text = own.text.rstrip("\n") + "".join(f"\n\n## {section.rstrip()}" for section in sections) + "\n"
-    return str(own)
+    return with_license(str(own), old.data.get("license"))
 
 
 def _parsed(card: str) -> Any:
