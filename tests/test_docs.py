@@ -189,6 +189,14 @@ def test_links_lead_to_files_of_the_repository(page: Path) -> None:
     assert missing == []
 
 
+def test_the_page_of_errors_repeats_messages_that_are_tested() -> None:
+    """Each of its rows is one of those whose input tests/test_cli.py types."""
+    rows = re.findall(r"^\| `.*", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    tested = (ROOT / "tests" / "faults" / "bad_inputs.md").read_text().splitlines()
+    assert len(rows) > 5
+    assert [row for row in rows if row not in tested] == []
+
+
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
