@@ -20,7 +20,7 @@ from distill_runner.commands.parser import SUBCOMMANDS, parser_of
 from distill_runner.common.errors import format_value
 from distill_runner.common.terminal import markdown_table
 from distill_runner.compose.folders import config_folder
-from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferSet
+from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferPart, TransferSet
 from distill_runner.deploy.frontier_sweep import Frontier
 from distill_runner.methods.config import TERMS, argument_schema
 from distill_runner.methods.hidden_states import Attention
@@ -47,7 +47,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "corpus.*": Corpus,
     "corpus.parts.<name>.*": CorpusPart,
     "transfer.*": TransferSet,
-    "transfer.parts.<name>.*": CorpusPart,
+    "transfer.parts.<name>.*": TransferPart,
     "tracker.*": TrackerConfig,
     "store.*": StoreConfig,
     "sweep.*": SweepConfig,
