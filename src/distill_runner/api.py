@@ -236,11 +236,7 @@ def results(*folders: Path | str) -> list[RunResult]:
     Raises:
         UserError: there is no such folder.
     """
-    roots = [*map(Path, folders or ("outputs/runs",))]
-    for root in roots:
-        if not root.is_dir():
-            raise UserError("folder", root, "there is no such folder", "Name folders of runs, such as outputs/runs.")
-    return [cast(RunResult, result) for result in read_results(roots)]
+    return [cast(RunResult, result) for result in read_results(map(Path, folders or ("outputs/runs",)))]
 
 
 def frame(results: Iterable[Result]) -> "pd.DataFrame":

@@ -372,6 +372,6 @@ def _difference(test: ExampleTest | None) -> list[str]:
     if test is None:
         return ["", ""]
     interval = f"{test.differing} differ"
-    if test.low is not None and test.high is not None:
-        interval = f"{100 * test.low:+.2f} to {100 * test.high:+.2f}"
+    if test.interval:
+        interval = "{:+.2f} to {:+.2f}".format(*(100 * bound for bound in test.interval))
     return [f"{100 * test.difference:+.2f}", interval]

@@ -36,6 +36,8 @@ TEST_PREDICTIONS = "test-predictions-*.npz"
 PICTURES = "pictures"
 """Folder of the pictures of examples, in a run's folder."""
 
+NAME_RUNS = "Name folders of runs, or a folder that contains them."
+
 log = logging.getLogger(__name__)
 
 
@@ -46,9 +48,14 @@ def read_results(roots: Iterable[Path]) -> list[Result]:
         roots: run folders, or folders of run folders (``outputs/runs``). A run that is found twice counts once.
     Returns:
         One result per run. A folder without a complete result is skipped, with a warning if it has files of a run.
+    Raises:
+        UserError: a root does not exist.
     """
     folders = dict[Path, None]()
-    for root in (root.absolute() for root in roots):
+    for root in roots:
+        if not root.is_dir():
+            raise UserError("folder", root, "there is no such folder", NAME_RUNS)
+        root = root.absolute()
         runs = [root] if _has_files(root) else sorted(folder for folder in root.iterdir() if folder.is_dir())
         folders |= dict.fromkeys(runs)
     return [result for folder in folders if (result := read_result(folder))]
@@ -62,13 +69,9 @@ def select_results(folders: Sequence[Path], filters: Mapping[str, Sequence[str] 
     Raises:
         UserError: a folder does not exist, no folder holds a run, or no run has one of the values.
     """
-    remedy = "Name folders of runs, or a folder that contains them."
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError("folder", folder, "there is no such folder", remedy)
     results = read_results(folders)
     if not results:
-        raise UserError("folder", " ".join(map(str, folders)), "holds no runs", remedy)
+        raise UserError("folder", " ".join(map(str, folders)), "holds no runs", NAME_RUNS)
     for key, values in filters.items():
         present = {str(result[key]) for result in results}
         for value in values or []:

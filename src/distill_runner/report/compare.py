@@ -85,14 +85,8 @@ class Comparison:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval that the conclusion rests on, in fractions; None without one."""
-        if (
-            self.of_models is not None
-            and self.examples
-            and self.examples.low is not None
-            and self.examples.high is not None
-        ):
-            return self.examples.low, self.examples.high
-        return self.methods.interval if self.methods else None
+        test = self.methods if self.of_models is None else self.examples
+        return test.interval if test else None
 
     def is_significant(self, test: str) -> bool:
         p = self.corrected.get(test, self.p_values.get(test))
@@ -229,7 +223,7 @@ def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = N
             left_out = [f"of the {quantity(len(seeds), 'seed')} that both rows have"]
     scores, problems = _paired_scores(one, other)
     examples = scores.test() if scores else None
-    if examples and examples.low is None:
+    if examples and examples.interval is None:
         problems.append(f"too few for an interval: {examples.differing} of {examples.units} differ")
     runs, size = (*one.runs, *other.runs), len(one.runs)
 

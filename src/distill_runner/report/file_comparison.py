@@ -29,7 +29,7 @@ from distill_runner.report.frame import Cell, Point
 from distill_runner.report.lines import as_mapping, escaped
 from distill_runner.report.prediction_files import Values, label_text, read_values
 from distill_runner.report.resampling import SummedScores
-from distill_runner.report.sample_scores import SUMMED, f1_of_counts
+from distill_runner.report.sample_scores import SUMMED, f1_by_class
 from distill_runner.tasks.decoding import MIN_PROBABILITY
 from distill_runner.tasks.questions.answers import normalize_answer, question_scores
 from distill_runner.tasks.split_account import short_list
@@ -171,7 +171,7 @@ def _label_rows(first: str, second: str, scored: Mapping[str, Sequence[Scored]])
         [np.concatenate([file.counts[name] for name in names], axis=1) for file in scored[method]]
         for method in (first, second)
     )
-    scores = SummedScores(one, other, _f1_by_label)
+    scores = SummedScores(one, other, lambda sums: np.swapaxes(f1_by_class(sums), -1, -2))  # (..., labels, runs)
     scores.draws = LABEL_DRAWS
     bounds = 100 * np.quantile(scores.difference(scores.resampled), [0.025, 0.975], axis=0).T
     f1, other_f1 = (100 * part.mean(axis=-1) for part in np.split(scores.observed, [len(one)], axis=-1))
@@ -179,11 +179,6 @@ def _label_rows(first: str, second: str, scored: Mapping[str, Sequence[Scored]])
     numbers = {"gold": gold, "f1": f1, "other_f1": other_f1, "difference": f1 - other_f1, "interval": bounds.tolist()}
     rows: list[Row] = pd.DataFrame({"label": names, "against": second, **numbers}).to_dict("records")
     return rows
-
-
-def _f1_by_label(sums: np.ndarray) -> np.ndarray:
-    """Return F1 (R, T, runs) of the counts (R, runs, 3 T) of T labels."""
-    return np.swapaxes(f1_of_counts(sums.reshape(*sums.shape[:-1], -1, 3)), -1, -2)
 
 
 def _agreement(scored: Mapping[str, Sequence[Scored]], are_numbers: bool) -> list[Row]:

@@ -179,7 +179,7 @@ def sentence(comparison: Comparison) -> str:
     if test := comparison.examples:
         clusters = f" in {quantity(test.units, 'cluster')}" if test.units < test.examples else ""
         units = quantity(test.examples, "example") + clusters
-        interval = f"95% {bounds_text(test.low, test.high)}" if test.low is not None else f"{test.differing} differ"
+        interval = f"95% {bounds_text(*test.interval)}" if test.interval else f"{test.differing} differ"
         exact = " (exact)" if test.is_exact else ""
         parts.append(f"over {units}: {interval}, {_p(comparison, 'examples')}{exact}")
     if comparison.seeds_p is not None:
@@ -256,7 +256,7 @@ def as_mapping(comparison: Comparison) -> dict[str, Any]:
             "examples": examples.examples,
             "units": examples.units,
             "differing": examples.differing,
-            "interval": examples.low is not None and _points(examples.low, examples.high),
+            "interval": examples.interval and _points(*examples.interval),
         },
         "seeds": comparison.shared,
         "methods": methods
@@ -275,13 +275,13 @@ def as_mapping(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _points(*fractions: float | None) -> list[float]:
-    return [100 * fraction for fraction in fractions if fraction is not None]
+def _points(*fractions: float) -> list[float]:
+    return [100 * fraction for fraction in fractions]
 
 
-def bounds_text(low: float | None, high: float | None) -> str:
+def bounds_text(low: float, high: float) -> str:
     """Return an interval in points."""
-    return "[" + ", ".join(f"{bound:+.2f}" for bound in _points(low, high)) + "]"
+    return f"[{100 * low:+.2f}, {100 * high:+.2f}]"
 
 
 def _p(comparison: Comparison, test: str) -> str:

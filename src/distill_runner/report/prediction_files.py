@@ -144,7 +144,7 @@ def _read(file: Path, key: str, classes: Sequence[str]) -> Values:
                 records, names, class_names = [*split.rows()], split.column_names, split.class_names
         except UserError as error:
             raise UserError(key, file, error.problem, error.remedy) from error
-    columns = {name: [row.get(name) for row in records] for name in names}
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in records] for name in names}
     if {"epoch", "steps"} <= columns.keys():
         raise UserError(key, file, BY_EPOCH, SAVE)
     if {"query-id", "corpus-id", "score"} <= columns.keys():  # BEIR's qrels

@@ -19,13 +19,7 @@ from math import lcm
 import numpy as np
 
 from distill_runner.datasets.metrics import metric_function
-from distill_runner.report.sample_scores import (
-    RANKED,
-    SUMMED,
-    Metric,
-    ScoreOfSums,
-    mean_of_sums,
-)
+from distill_runner.report.sample_scores import RANKED, SUMMED, Metric, ScoreOfSums, mean_of_sums
 from distill_runner.report.statistics import CONFIDENCE, CRITICAL
 
 SEED = 0
@@ -64,6 +58,10 @@ class ExampleTest:
     low: float | None = None
     high: float | None = None
     variance: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 class PairedScores(ABC):

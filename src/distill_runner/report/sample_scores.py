@@ -23,10 +23,14 @@ def f1_of_counts(counts: np.ndarray) -> np.ndarray:
     return _ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
 
 
+def f1_by_class(counts: np.ndarray) -> np.ndarray:
+    """Return F1 (..., T) of T classes, of their counts (..., 3 T) as for ``f1_of_counts``."""
+    return f1_of_counts(counts.reshape(*counts.shape[:-1], -1, 3))
+
+
 def mean_f1_of_counts(counts: np.ndarray) -> np.ndarray:
-    """Return the mean over T classes of F1, of their counts (..., 3 T) as for ``f1_of_counts``."""
-    means: np.ndarray = f1_of_counts(counts.reshape(*counts.shape[:-1], -1, 3)).mean(axis=-1)
-    return means
+    """Return the mean of ``f1_by_class``."""
+    return np.asarray(f1_by_class(counts).mean(axis=-1))
 
 
 def _is_correct(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
