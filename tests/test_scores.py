@@ -116,7 +116,7 @@ def test_examples_and_outputs_are_the_same_rows(tmp_path: Path, rows: list[str])
         "p_good": [row[1] for row in cells],
     }
     folder = save(tmp_path, train=train, validation=GOLD)
-    for keep, least in ((None, 0.0), ("confident:0.5", 0.5), ("confident:0.9", 0.9)):
+    for keep, least in ((None, 0.0), ("confident:0.5", 0.5), ("confident:0.65", 0.65), ("confident:0.9", 0.9)):
         own = task(folder, probabilities=["p_bad", "p_good"], keep=keep)
         full = [all(cell not in ("", "nan") for cell in row) and max(map(float, row)) >= least for row in cells]
         examples, outputs = own.examples("train"), column_outputs(own)
