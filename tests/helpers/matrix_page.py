@@ -20,6 +20,7 @@ The other {trained} train, each for two steps on a small task.
 They describe {different} different students, each of which was trained once: equal students share a training run.
 Text teachers in it have a width of 32, and image teachers are ResNets.
 Students with a source of their own, such as `ettin_17m`, are left out: they are built like `pretrained`.
+A table of tokens (`static`) is left out too, since it has no layers.
 A number refers to a refusal below the table.
 
 """
