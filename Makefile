@@ -11,12 +11,12 @@ ARGS ?=
 STUDY ?= layers
 SECONDS ?= 600
 DATA ?=
+SEEDS = $(shell sed -n 's/.*[ {]seed: "*\([0-9][0-9,]*\).*/\1/p' sweeps/studies/$(STUDY).yaml | tr , ' ')
 
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 # One thread in each of two processes: on a small machine, more threads only wait for each other. A process that has no
 # tests left takes some from the other.
-SEEDS = $(shell sed -n 's/.*[ {]seed: "*\([0-9][0-9,]*\).*/\1/p' sweeps/studies/$(STUDY).yaml | tr , ' ')
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
