@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 Overrides = str | Mapping[str, Any]
 """Overrides in a text, ``"task=rte method=alp"``, or as a mapping, ``{"optim.lr": 2e-5}``."""
+TABLES = "tables: "
+"""Beginning of the line in which a sweep names its folder, at its end."""
 DEFAULT_STORE = "outputs/store"
 """Value of ``store.dir`` that nobody has set."""
 
@@ -208,18 +210,18 @@ def sweep(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool
     outputs = Path(outputs).absolute()
     command = [sys.executable, "-m", "distill_runner", "-m", f"hydra.sweep.dir={outputs / 'runs'}"]
     environment = {**os.environ, "DISTILL_STORE_DIR": os.environ.get("DISTILL_STORE_DIR") or str(outputs / "store")}
-    lines = deque[str](maxlen=2)
+    lines, folder = deque[str](maxlen=2), ""
     command += override_list(overrides)
     with Popen(command, stdout=PIPE, stderr=STDOUT, text=True, encoding="utf-8", env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.rstrip())
+            folder = lines[-1].removeprefix(TABLES) if line.startswith(TABLES) else folder
             if progress:
                 print(line, end="")
-    records = sorted((outputs / "sweeps").glob("*/sweep.json"), key=lambda file: file.stat().st_mtime)
-    if process.returncode > 1 or not records:
+    if not folder:
         raise UserError("sweep", None, "\n  ".join(lines))
-    points = json.loads(records[-1].read_text(encoding="utf-8"))["points"]
+    points = json.loads(Path(folder, "sweep.json").read_text(encoding="utf-8"))["points"]
     return frame(result for point in points if (result := read_result(Path(point["folder"]))) is not None)
 
 
