@@ -41,6 +41,7 @@ from distill_runner.deploy.measure import RunningCost, median_interval
 from distill_runner.report.resampling import clustered_scores, paired_scores
 from distill_runner.tasks import make_task
 from helpers.command import distill_run
+from helpers.fake_results import result
 
 PAGE = Path(__file__).parents[1] / "docs" / "frontier.md"
 
@@ -240,6 +241,14 @@ def test_a_service_puts_the_prompt_before_texts_or_is_refused(
 
 
 # --- End to end
+
+
+def test_students_of_labels_alone_are_no_frontier(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All others may have failed: there is nothing to choose."""
+    of_labels = SimpleNamespace(key="k", stage=SimpleNamespace(first_teacher=None), result=lambda: result(key="k"))
+    grid: Any = SimpleNamespace(points=[of_labels])
+    frontier_sweep.finish_frontiers(grid, frontier_sweep.Frontier(), lambda jobs: None, tmp_path)
+    assert "no student with a teacher has finished" in caplog.text
 
 
 def test_a_picture_calls_no_choice_what_is_not_good_enough_and_its_names_do_not_overlap() -> None:

@@ -143,14 +143,14 @@ def finish_frontiers(grid: Grid, settings: Frontier, launch: Launch, root: Path)
     tasks = list(dict.fromkeys(result["task"] for result in results))
     for task in tasks:
         table = tabulate([result for result in results if result["task"] == task])
-        cells = {name: next(iter(of_row.values())) for name, of_row in table.rows.items()}
-        best = {name: cell.runs for name, cell in cells.items() if cell.points}
-        if not best:
-            log.error("frontier of %s: no student has finished", task)
+        firsts = ((name, next(iter(of_row.values()))) for name, of_row in table.rows.items())
+        cells = {name: cell for name, cell in firsts if cell.points}
+        students = {name: [(run, points[str(run["key"])]) for run in cell.runs] for name, cell in cells.items()}
+        if not any(_is_taught(point) for runs in students.values() for _, point in runs):
+            log.error("frontier of %s: no student with a teacher has finished", task)
             continue
         notes = [f"{name}: the best of {len(cell.points)} settings" for name, cell in cells.items() if cell.kind]
         names = [settings.name or task, *([task] if settings.name and len(tasks) > 1 else [])]
-        students = {name: [(run, points[str(run["key"])]) for run in runs] for name, runs in best.items()}
         FrontierSweep(grid, settings, students, root / "-".join(names)).finish(launch, notes)
 
 
@@ -249,9 +249,12 @@ class FrontierSweep:
         best = next(candidate for candidate in candidates if candidate.label == row.label)
         scores = best.scores(metric)
         number = scores.index(max(scores))
-        _, point = self.students[best.name][number]
-        examples, remedy = candidates[0].examples.split.num_examples, self._advice(*self.students[best.name][number])
-        words = [frontier.conclusion(rows, row, settings.margin, examples, remedy)]
+        run, point = self.students[best.name][number]
+        assert point.stage is not None
+        terms = point.stage.config.method.terms.values()
+        temperature = max([1.0, *(float(term.options.get("temperature", 1)) for term in terms)])
+        remedy = frontier.advice(run["steps_in_all"] or run["steps"], temperature)
+        words = [frontier.conclusion(rows, row, settings.margin, candidates[0].examples.split.num_examples, remedy)]
         words += frontier.teacher_notes(rows, row, settings.smallest)
         if len(scores) > 1:
             words.append(f"served: seed {best.seeds[number]}, the best of {len(scores)} on validation")
@@ -292,13 +295,6 @@ class FrontierSweep:
         assert stage.config.task is not None
         return stage.config.task
 
-    @staticmethod
-    def _advice(result: Result, point: GridPoint) -> str:
-        assert point.stage is not None
-        terms = point.stage.config.method.terms.values()
-        temperature = max([1.0, *(float(term.options.get("temperature", 1)) for term in terms)])
-        return frontier.advice(result["steps_in_all"], temperature)
-
     def _exporter(self, point: GridPoint, of_teacher: bool = False) -> Exporter:
         assert point.run is not None
         assert point.stage is not None
@@ -318,19 +314,20 @@ class FrontierSweep:
             return Candidate(name, form, family, exporters[0].examples, tuple(seeds), files, predictions)
 
         points = (point for runs in self.students.values() for _, point in runs)
-        with_teacher = next(
-            point for point in points if point.stage and point.stage.first_teacher
-        )  # all have the same teacher
-        teacher = self._exporter(with_teacher, of_teacher=True)
+        teacher = self._exporter(next(filter(_is_taught, points)), of_teacher=True)  # all have the same one
         candidates = [candidate(TEACHER, form, None, [0], [teacher]) for form in forms]
         for name, runs in self.students.items():
             first, exporters = runs[0][0], [self._exporter(point) for _, point in runs]
             seeds, source = [run["seed"] for run, _ in runs], first["student"].get("source")
-            # Students of one chain share these, and differ in depth or size on_labels.
-            is_taught = runs[0][1].stage is not None and runs[0][1].stage.first_teacher is not None
-            family = (label(first), source is not None and source == first.get("teacher")) if is_taught else None
+            # Students of one chain share these, and differ in depth or size alone.
+            starts_with_teacher = source is not None and source == first.get("teacher")
+            family = (label(first), starts_with_teacher) if _is_taught(runs[0][1]) else None
             candidates += [candidate(name, form, family, seeds, exporters) for form in forms]
         return candidates
+
+
+def _is_taught(point: GridPoint) -> bool:
+    return point.stage is not None and point.stage.first_teacher is not None
 
 
 def _with_tests(grid: Grid, point: GridPoint) -> GridPoint:
