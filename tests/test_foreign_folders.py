@@ -75,6 +75,11 @@ def test_a_card_and_its_program_answer_as_predict_does(head: str, exports: Expor
         np.testing.assert_allclose(np.load(io.BytesIO(content)), np.array(answers), atol=1e-5)
     elif head == "answers":
         assert [one["answer"] for one in answers] == list(json.loads(content).values())
+    elif head == "words":  # the card has a label for each token, and texts that are cut
+        for row, tokens in zip(map(json.loads, content.splitlines()), answers, strict=True):
+            covered = {place for span in row["spans"] for place in range(span["start"], span["end"])}
+            tagged = [label != "O" for token, label in tokens if not token.startswith("##")]
+            assert [word.start() in covered for word in re.finditer(r"\S+", row["text"])][: len(tagged)] == tagged
     elif head == "classes":
         predicted = [[float(row[f"p_{name}"]) for name in NAMES[head]] for row in csv.DictReader(content.splitlines())]
         assert_same(answers, [dict(zip(NAMES[head], row, strict=True)) for row in predicted], 1e-3)

@@ -50,10 +50,16 @@ def computation_mode() -> Iterator[None]:
 
     AdamW's averages of gradients decay into denormals if a word has not occurred for some 750 updates, and stay there.
     Some CPUs compute many times slower with denormals (docs/notebook.md). Threads started later flush them as well.
+
+    By default, glibc returns blocks of more than 32 MiB to the system at once, such as the gradient of a vocabulary at
+    each update. Their pages then come back one by one, filled with zeros.
     """
     import torch
 
-    _keep_freed_memory()
+    with suppress(AttributeError, TypeError):  # raised for other C libraries than glibc and on Windows
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
     threads = torch.get_num_threads()
     torch.set_flush_denormal(True)
     try:
@@ -61,18 +67,6 @@ def computation_mode() -> Iterator[None]:
     finally:
         torch.set_flush_denormal(False)
         torch.set_num_threads(threads)
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc's malloc keep freed memory for the process; other C libraries stay as they are.
-
-    By default, glibc returns blocks of more than 32 MiB to the system at once, such as the gradient of a vocabulary at
-    each update. Their pages then come back one by one, filled with zeros.
-    """
-    with suppress(AttributeError, TypeError):  # raised for other C libraries and on Windows
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def limit_threads(threads: int) -> None:

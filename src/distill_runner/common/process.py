@@ -69,21 +69,16 @@ def protect_output() -> None:
         if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
             stream.flush()
             raw: Any = _ProtectedOutput(stream.fileno(), "w", closefd=False)
+            # That of a terminal; UTF-8 for files, pipes and the C locale, whose ASCII nobody means.
+            is_terminal = stream.isatty() and codecs.lookup(stream.encoding).name != "ascii"
             protected = io.TextIOWrapper(
                 raw if stream.write_through else io.BufferedWriter(raw),
-                _output_encoding(stream),
+                stream.encoding if "PYTHONIOENCODING" in os.environ or is_terminal else "utf-8",
                 "backslashreplace",
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
             setattr(sys, name, protected)
-
-
-def _output_encoding(stream: io.TextIOWrapper) -> str:
-    """Return the encoding of a terminal, and UTF-8 for files, pipes and the C locale, whose ASCII nobody means."""
-    if "PYTHONIOENCODING" in os.environ or (stream.isatty() and codecs.lookup(stream.encoding).name != "ascii"):
-        return stream.encoding
-    return "utf-8"
 
 
 class _ProtectedOutput(io.FileIO):

@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner.common.errors import UserError, override, quantity, suggestion
+from distill_runner.common.errors import UserError, format_value, override, quantity, suggestion
 from distill_runner.compose.folders import choices
 
 TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"
@@ -48,12 +48,8 @@ def choose(value: Any, *pairs: Any) -> Any:
 
     If no name is equal to ``value``, return the default, an unpaired last item of ``pairs``; else ``value`` itself.
     """
-    table = dict(zip(map(_as_name, pairs[::2]), pairs[1::2], strict=False))
-    return table.get(_as_name(value), pairs[-1] if len(pairs) % 2 else value)
-
-
-def _as_name(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    table = dict(zip(map(format_value, pairs[::2]), pairs[1::2], strict=False))
+    return table.get(format_value(value), pairs[-1] if len(pairs) % 2 else value)
 
 
 def count(items: Any, otherwise: Any) -> Any:

@@ -62,7 +62,8 @@ def typed_run(config: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
     values = {key: parts[key] for key in _PARTS if key in parts}
     values["stages"] = complete_stages(parts)
     values["teacher"] = {key: parts["teacher"][key] for key in ("name", "source", "fine_tuned")}
-    values |= {"method": OmegaConf.select(config, "method.name"), "command": repeat_command(overrides)}
+    command = shlex.join(["distill-run", *overrides, *config_dir_option()])
+    values |= {"method": OmegaConf.select(config, "method.name"), "command": command}
     return validate_config(RunConfig, values)
 
 
@@ -81,11 +82,6 @@ def resolved_settings(config: DictConfig) -> dict[str, Any]:
     if derived and "loss" in config:
         settings["loss"]["beta"] = config.method.weights[derived[0]]
     return {**settings, "stages": complete_stages(settings)}
-
-
-def repeat_command(overrides: Sequence[str]) -> str:
-    """Return the command that repeats a run with these overrides."""
-    return shlex.join(["distill-run", *overrides, *config_dir_option()])
 
 
 DECLARING = ("recipe", "method", "student", "pretraining")

@@ -3,7 +3,6 @@
 Shapes: a pack has T tokens in B sequences; there are N heads of d features; a group has n sequences padded to L tokens.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -41,8 +40,11 @@ class PackedAttention:
         """
         if self.ragged is not None and qkv.shape[1] // (3 * self.num_heads) in _HEAD_SIZES:
             return self.ragged.attend(qkv, self.num_heads, p, window)
-        contexts, sides = [], zip(self.groups, self._pad(qkv), self._masks(window, qkv.dtype), strict=True)
-        for group, (queries, keys, values), mask in sides:
+        contexts = []
+        for group, mask in zip(self.groups, self._masks(window, qkv.dtype), strict=True):
+            rows = qkv[group.tokens].index_select(0, group.gather.flatten())
+            parts = rows.view(*group.gather.shape, 3, self.num_heads, -1)  # the output of padding is not used
+            queries, keys, values = parts.permute(2, 0, 3, 1, 4).contiguous()  # (n, heads, L, d) each
             if p and self.noise is not None:
                 scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), mask, queries.shape[-1])
                 probabilities = scores.softmax(-1).unflatten(0, queries.shape[:2])
@@ -93,13 +95,6 @@ class PackedAttention:
         context_NBd = torch.cat(means).transpose(0, 1) @ value_NdH.transpose(1, 2)
         context_BH, bias = context_NBd.transpose(0, 1).flatten(1), value[1]
         return context_BH if bias is None else context_BH + (torch.cat(sums) * bias.view(-1, size)).flatten(1)
-
-    def _pad(self, qkv: Tensor) -> Iterator[Tensor]:
-        """Yield the queries, keys and values (3, n, heads, L, d) of each group."""
-        for group in self.groups:
-            rows = qkv[group.tokens].index_select(0, group.gather.flatten())
-            parts = rows.view(*group.gather.shape, 3, self.num_heads, -1)  # the output of padding is not used
-            yield parts.permute(2, 0, 3, 1, 4).contiguous()
 
     def _masks(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
         """Return the mask of each group to add to its scores, once for all layers."""

@@ -20,8 +20,6 @@ from distill_runner.models.static import StaticModel, fill_table
 from distill_runner.models.vectors import (
     SentenceEncoder,
     VectorModules,
-    is_sentence_folder,
-    read_sentence_folder,
     saved_settings,
     source_folder,
     vector_modules,
@@ -143,8 +141,8 @@ def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: Mod
 
 def _static(model: ModelConfig, config: Any, source: ModelSource) -> PreTrainedModel:
     """Return a table of tokens with the vectors that the source gives them, not divided by their lengths."""
-    folder = source.download()
-    modules = read_sentence_folder(folder, source.name).modules if is_sentence_folder(folder) else VectorModules()
+    folder = source_folder(source)
+    modules = folder.modules if folder else VectorModules()
     layers = modules.layers[:-1] if modules.is_normalized else modules.layers
     teacher = SentenceEncoder(_load(source, AutoModel, model), replace(modules, layers=layers)).eval()
     table = StaticModel(config)
@@ -208,7 +206,11 @@ def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -
     """
     layers = layers_to_copy(source.config.num_hidden_layers, target.config.num_hidden_layers, init)
     targets = {layer - 1: number for number, layer in enumerate(layers)}
-    prefix = _layers_prefix(source)
+    prefix, depth = "", source.config.num_hidden_layers
+    if getattr(source.config, "num_hidden_groups", None) is None:  # else layers share their weights
+        # The first list with one module per layer; lists within a layer come after it.
+        lists = ((name, part) for name, part in source.named_modules() if isinstance(part, nn.ModuleList))
+        prefix = f"{next(name for name, part in lists if len(part) == depth)}."
     weights = {}
     for name, tensor in source.state_dict().items():
         if prefix and name.startswith(prefix):
@@ -224,18 +226,6 @@ def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -
     if missing or unexpected:
         problem = f"its weights do not fit: {', '.join([*missing, *unexpected][:3])}"
         raise UserError(".model.source", source.config.name_or_path, problem)
-
-
-def _layers_prefix(backbone: PreTrainedModel) -> str | None:
-    """Return the prefix of the layers' weight names, before the layer number; None if layers share their weights.
-
-    It is the name of the first ``ModuleList`` with one module per layer; lists within a layer come after it.
-    """
-    depth = backbone.config.num_hidden_layers
-    if getattr(backbone.config, "num_hidden_groups", None) is not None:
-        return None
-    lists = (name for name, part in backbone.named_modules() if isinstance(part, nn.ModuleList) and len(part) == depth)
-    return f"{next(lists)}."
 
 
 def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: Any) -> PreTrainedModel:

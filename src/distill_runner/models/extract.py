@@ -139,8 +139,9 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
             reads_all = number in needs.states or layer.rotary is not None or not call.reads_first_only
             starts = batch.starts if number == num_layers and not reads_all else None
             run = partial(_layer, layer, heads, number * SITES, starts, names, layer_angles)
+            recomputes = layer.module.training and getattr(layer.module, "gradient_checkpointing", False)
             with torch.set_grad_enabled(has_gradients and number >= needs.first_trained):
-                h_TH, projections = checkpoint(run, h_TH, use_reentrant=False) if layer.is_checkpointed else run(h_TH)
+                h_TH, projections = checkpoint(run, h_TH, use_reentrant=False) if recomputes else run(h_TH)
                 if number == len(layers):
                     h_TH = call.family.final_norm(backbone, h_TH)
             if number in needs.states:

@@ -55,11 +55,6 @@ class Layer(ABC):
         """Return the input of the projections: the layer's input, which pre-norm families normalize first."""
         return h_TH
 
-    @property
-    def is_checkpointed(self) -> bool:
-        """Whether the backward pass recomputes the layer's activations (``activation_checkpointing_enable``)."""
-        return self.module.training and getattr(self.module, "gradient_checkpointing", False)
-
 
 def concatenated_weights(layers: Sequence[Any]) -> Weights:
     """Return the weights and biases of linear layers, concatenated along their outputs."""
@@ -148,12 +143,9 @@ class Family:
         embeddings = model.base_model.embeddings
         segments = batch.segments if model.config.type_vocab_size > 1 else torch.zeros_like(batch.segments)
         h_TH = embeddings.word_embeddings(batch.input_ids) + embeddings.token_type_embeddings(segments)
-        first = self.first_position(model.config)
+        first = int(model.config.pad_token_id) + 1 if self.offset_positions else 0
         h_TH = h_TH + embeddings.position_embeddings(batch.positions + first if first else batch.positions)
         return drop(embeddings.dropout, embeddings.LayerNorm(h_TH), 0)
-
-    def first_position(self, config: Any) -> int:
-        return int(config.pad_token_id) + 1 if self.offset_positions else 0
 
     def angles(self, backbone: Any, h_TH: Tensor, positions_T: Tensor, rotary: str) -> tuple[Tensor, Tensor]:
         """Return cosines and sines (T, d) of the rotary positions of this type, for layers that have some."""

@@ -146,7 +146,6 @@ class ModelSource:
     def _config(self) -> PreTrainedConfig:
         config: PreTrainedConfig = (self.base or self).load(AutoConfig.from_pretrained, weights=False)
         check_config(config, ".model.source", self.name)
-        self._unread_keys(config)
         return config
 
     def config(self) -> PreTrainedConfig:
@@ -155,19 +154,18 @@ class ModelSource:
         Raises:
             UserError: the configuration is not available or not valid.
         """
+        assert self.unread_keys is not None  # raises an error for a key that would be read as another value
         return deepcopy(self._config)
 
-    @property
+    @cached_property
     def unread_keys(self) -> list[str]:
         """Keys of the model's files that are not read and may change what other programs compute, with their values.
 
         Raises:
             UserError: as ``config``; or a key has a value that would be read as another one.
         """
-        return self._unread_keys(self._config)
-
-    def _unread_keys(self, config: Any) -> list[str]:
-        fields = {*dir(type(config)), *config.attribute_map, *inspect.signature(type(config).__init__).parameters}
+        config, kind = self._config, type(self._config)
+        fields = {*dir(kind), *config.attribute_map, *inspect.signature(kind.__init__).parameters}
         unread = []
         for file in METADATA_FILES:
             is_config = file == CONFIG

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
@@ -58,15 +57,13 @@ def task_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         return
     accounts, hashes = Accounts(), Hashes()
     splits = {"train": stage.train_split, **task.validation, **task.test}
-
-    @cache
-    def texts_of(name: str) -> list[list[str]]:
-        with recorded_tables():
-            return list(read_examples(stage, splits[name]).texts)
+    texts = dict[str, list[list[str]]]()
 
     def text_of(name: str, row: int) -> str:
-        with suppress(UserError):  # the data of stored splits may be gone
-            return shorten(" / ".join(column[row] for column in texts_of(name)), 100, placeholder=" ...")
+        with suppress(UserError), recorded_tables():  # the data of stored splits may be gone
+            if name not in texts:
+                texts[name] = [*read_examples(stage, splits[name]).texts]
+            return shorten(" / ".join(column[row] for column in texts[name]), 100, placeholder=" ...")
         return f"example {row} of {name}"
 
     for name, split in splits.items():

@@ -114,12 +114,12 @@ def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
     if not file.is_file():
         raise UserError(key, file, "there is no such file")
     try:
-        return _read(file, key, classes)
+        return _parse(file, key, classes)
     except ValueError as error:
         raise UserError(key, file, f"cannot be read: {error}") from error
 
 
-def _read(file: Path, key: str, classes: Sequence[str]) -> Values:
+def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
     if file.suffix == ".npy":
         array = np.load(file)
         is_table = array.ndim == 2 and array.shape[1] > 1

@@ -117,19 +117,16 @@ class Splits(Dataset):
         test = {}
         for name, split in self.test.items():
             plain = split.removesuffix(OPTIONAL)
-            others, task = (self.train, *self.validation.values()), self._with_test({name: plain})
+            others, task = (self.train, *self.validation.values()), self.model_copy(update={"test": {name: plain}})
             has_rows = not any(splits_overlap(plain, other) for other in others) and task.has_files(plain)
             if plain == split or (has_rows and not any(other and share_rows(task, plain, other) for other in others)):
                 test[name] = plain
-        return self._with_test(test)
+        return self.model_copy(update={"test": test})
 
     def has_files(self, split: str) -> bool:
         """Return whether the folder of a split, if it is local, has the split's files."""
         source, name = self.locate(split)
         return has_local_split(source, parse_split(name)[0])
-
-    def _with_test(self, test: Mapping[str, str]) -> Self:
-        return self.model_copy(update={"test": dict(test)})
 
     @property
     def ignored_options(self) -> frozenset[str]:
@@ -144,7 +141,7 @@ class Splits(Dataset):
         unused = LOCATION | {"test", "by_split"} | (set() if self.select_on == HELD_OUT else {"select_on", "hold_out"})
         options = self.model_dump(exclude=unused, exclude_none=True)
         require_own_rows(self)
-        content = self._with_test({}).fingerprint()
+        content = self.model_copy(update={"test": {}}).fingerprint()
         return {**options, "metrics": self.metrics[:1], "scored_on": self.plain_splits, "content": content}
 
     def test_content(self, split: str) -> str:

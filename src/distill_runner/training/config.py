@@ -104,11 +104,6 @@ class Optim(Schema):
             raise ValueError("needs a momentum above 0")
         return nesterov
 
-    @property
-    def decay_is_decoupled(self) -> bool:
-        """Whether a step at most scales the weights that have no gradient."""
-        return self.name == "adamw" or not self.weight_decay
-
     def num_steps(self, per_epoch: int) -> int:
         """Return the number of steps in all epochs, where one epoch has ``per_epoch`` steps."""
         bounds = (self.max_steps, None if self.epochs is None else self.epochs * per_epoch)

@@ -136,10 +136,6 @@ class Graphs:
         if self.is_on and obstacle:
             self._give_up(obstacle)
 
-    def prepared(self, batch: Batch) -> Batch:
-        """Return a batch on the host as updates take it."""
-        return fill(batch) if self.is_on else batch
-
     def __call__(self, parts: Iterable[Part], rate: Tensor, progress: Progress, phase: Hashable) -> dict[str, Tensor]:
         """Take an update.
 

@@ -35,7 +35,7 @@ from distill_runner.training.data import (
     weighted_batches,
 )
 from distill_runner.training.devices import Device
-from distill_runner.training.graphs import Graphs, Part
+from distill_runner.training.graphs import Graphs, Part, fill
 from distill_runner.training.history import History, Log, Meter, load_checkpoint, save_checkpoint
 from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, convert_sync_batch_norm
 from distill_runner.training.teachers import ROWS, TeacherTargets
@@ -131,8 +131,9 @@ class Training:
         if runtime.gradient_checkpointing:
             _checkpoint_activations(model)
         self.used_rows = None
-        is_trained = bool(method.weights)
-        if is_trained and self.optim.decay_is_decoupled and (token_ids := self.data.token_ids) is not None:
+        # A step must at most scale the weights that have no gradient.
+        can_skip = bool(method.weights) and (self.optim.name == "adamw" or not self.optim.weight_decay)
+        if can_skip and (token_ids := self.data.token_ids) is not None:
             self.used_rows = train_used_rows(model, torch.as_tensor(token_ids, device=device.torch))
         self.checkpoint_minutes, self.checkpoint_steps = runtime.checkpoint_minutes, runtime.checkpoint_steps
         self.optimizer, self.scaler = make_optimizer(model, method, self.optim), device.scaler()
@@ -213,7 +214,8 @@ class Training:
         history, progress = self.history, self.progress
         self.group.seed(self.seed, history.step)
         rate = learning_rate(self.optim, history.step, self.num_steps)
-        batches = map(self.graphs.prepared, weighted_batches(update, totals_2))
+        own = weighted_batches(update, totals_2)
+        batches = map(fill, own) if self.graphs.is_on else own
         parts = ((batch, self.teacher.inputs(batch, progress, self.method.needs[1])) for batch in batches)
         phase = self.method.phase(progress)
         values = self.graphs(parts, torch.tensor(rate, dtype=torch.float64), progress, phase)

@@ -83,7 +83,9 @@ def local_data(data: Dataset) -> Path | None:
             remedy = OTHER_FORMATS.get(path.suffix.lower(), f"Known: {FORMAT_NAMES}.")
             raise UserError(key, data.dataset, "is a file of a format that is not read", remedy)
         for root in [path] if path.is_dir() else local_copies(data):
-            if folder := _config_folder(root, data.config):
+            folder = root / data.config if data.config else root
+            is_saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+            if is_saved or _data_files(folder) or _image_splits(folder):
                 return folder
         if path.is_dir():
             raise _no_such_config(data, path)
@@ -211,12 +213,6 @@ def _checked(files: list[Path], data: Dataset, split: str) -> list[Path]:
 
 def _ambiguous(data: Dataset, split: str, problem: str) -> UserError:
     return UserError(data.split_key(split), split, problem, "Keep one of them, of one format, or rename the others.")
-
-
-def _config_folder(root: Path, config: str | None) -> Path | None:
-    folder = root / config if config else root
-    is_saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-    return folder if is_saved or _data_files(folder) or _image_splits(folder) else None
 
 
 def _entries(folder: Path) -> list[Path]:
