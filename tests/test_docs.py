@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from distill_runner import api
 from distill_runner.commands.parser import SUBCOMMANDS, parser_of, subcommand_of
-from distill_runner.compose.folders import choices
+from distill_runner.compose.folders import choices, configuration_keys
 from distill_runner.report.collect import read_results
 from helpers.command import distill_run
 
@@ -41,6 +41,15 @@ def commands(page: Path) -> Iterator[tuple[str, ...]]:
             ran = subprocess.run(["/bin/bash", "-c", script], env={"PATH": ""}, capture_output=True, text=True)
             for call in ran.stdout.split("\n\0")[:-1]:
                 yield tuple(call.split("\0")[:-1])
+    for words in map(str.split, inline(page)):
+        if words[0] == "distill-run" and len(words) > 2 and "<Tab>" not in words[-1] and words[2][0] != "[":
+            yield tuple(shlex.split(re.sub(r"<([\w /.]+)>", r"_\1_", " ".join(words)))[1:])
+
+
+def inline(page: Path) -> list[str]:
+    """The code between single backticks, in sentences and tables."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [code.replace(r"\|", "|") for code in re.findall(r"`([^`\n]+)`", text) if code.strip()]
 
 
 COMMANDS = sorted({(str(page.relative_to(ROOT)), command) for page in PAGES for command in commands(page)})
@@ -135,6 +144,30 @@ def test_a_command_of_the_documentation_composes(
     """Groups, names and keys are there; with the method of one's own that a page is about."""
     monkeypatch.chdir(ROOT / "examples" / "own_method")
     api.composed(*first_point(command))
+
+
+OF_OTHERS = re.compile(
+    r"(\w+\.)?(scale_by_t2|standardize|combine|over_rows|compare|width|states)"  # options of terms, by the term's name
+    r"|name|write_predictions|outputs|progress|multi_label|new_key|terms|key|optim\.lrr"  # of Python and of files
+    r"|hydra\.(launcher|sweeper)\.\w+|address|local_lock"  # of plugins and file systems
+    r"|teacher\.optim\.max_steps|stages\..*|task\.test\.\w+|method\.terms\..*"  # added to the configuration
+)
+"""Keys in inline code that are no keys of a composed configuration, but of a plugin, a term, a file or Python."""
+
+
+def test_overrides_in_sentences_and_tables_exist() -> None:
+    """Of ``key=value`` in inline code: the key is one of the configuration, and a group has the choices."""
+    keys, wrong, count = configuration_keys(), list[str](), 0
+    for page in PAGES:
+        for word in (word for code in inline(page) for word in code.split()):
+            if match := re.fullmatch(r"\+*([a-z_][\w./]*)=([^\s\"<]*)", word):
+                key, names = match[1], {*re.split(r"[|,]", match[2])} - {""}
+                is_choice = names <= {*choices(key), "relational"} or key.startswith("hydra/")
+                count += 1
+                if not (is_choice if choices(key) else key in keys or OF_OTHERS.fullmatch(key)):
+                    wrong.append(f"{page.name}: {word}")
+    assert count > 500
+    assert wrong == []
 
 
 MORE_DATA = ROOT / "docs" / "tutorials" / "more-data.md"
