@@ -58,7 +58,7 @@ COMMANDS = sorted({(str(page.relative_to(ROOT)), command) for page in PAGES for 
 REFUSED = {
     "pip": "changes the environment of the tests",
     "export": "names a folder of the reader",
-    "eval": "completes commands in the reader's shell; tests/test_subcommands.py types into shells",
+    "eval": "completes commands in the reader's shell; tests/test_subcommands.py starts one",
     "mutmut": "takes hours",
     "torchrun": "starts processes; tests/test_distributed.py runs it",
     "srun": "needs Slurm",
@@ -69,7 +69,6 @@ REFUSED = {
     "sky": "needs a cloud; tests/test_containers.py plans the commands of the manifest",
     "curl": "asks a server; tests/test_frontier.py asks one",
     "hf": "needs an account of the hub",
-    "ray": "starts a cluster; tests/test_ray.py starts one",
 }
 """Programs whose commands no test runs, and why."""
 

@@ -27,7 +27,7 @@ SHORTER = ("stages.pretrain.optim.max_steps=2", "optim.max_steps=2", "teacher.op
 
 
 def test_every_page_with_snippets_is_named_here() -> None:
-    assert SNIPPETS.keys() == {"docs/reference/python.md", *LOADING, *NOT_RUN}
+    assert SNIPPETS.keys() == {"docs/reference/python.md", "docs/wandb.md", *LOADING, *NOT_RUN}
 
 
 @pytest.mark.slow

@@ -1,10 +1,6 @@
 """Trackers beside W&B and TensorBoard, plugins, and finished runs that are sent later."""
 
 import json
-import os
-import sqlite3
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +10,7 @@ import pytest
 import yaml
 
 from distill_runner.commands.parser import run_subcommand
-from distill_runner.commands.track import send, was_sent
+from distill_runner.commands.track import was_sent
 from distill_runner.common.errors import UserError
 from distill_runner.tracking import trackers
 from distill_runner.tracking.trackers import OPTIONAL, Outcome, Tracker, TrackerConfig, Values, headline, open_tracker
@@ -122,50 +118,6 @@ def test_an_agent_of_a_sweep_chooses_the_id(tmp_path: Path, monkeypatch: pytest.
     own, agents = calls
     assert (own["id"], own["resume"], own["config"]) == ("0a1b", "allow", {"seed": 1})
     assert (agents["id"], agents["resume"], agents["config"]) == ("agents", None, {"seed": 1, "key": "0a1b"})
-
-
-@pytest.mark.slow
-def test_trackio_keeps_a_run(finished: Path, tmp_path: Path) -> None:
-    """In a process of its own: Trackio finds its folder when it is imported."""
-    pytest.importorskip("trackio", reason="needs the extra trackio")
-    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio")}
-    code = """
-import json, sys, trackio
-from distill_runner.cli import main
-main()
-(run,) = trackio.Api().runs("pilot")
-print(json.dumps([run.name, run.config["optim/lr"], run.config["key"]]))
-"""
-    for _ in range(2):
-        command = [sys.executable, "-c", code, "track", str(finished), "--tracker=trackio", "--project=pilot"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        assert "the run continues" not in done.stderr
-    (printed,) = (line for line in done.stdout.splitlines() if line.startswith("["))
-    assert json.loads(printed) == ["rte-alp-0a1b2c 0a1b2c", 2e-5, "0a1b2c"]
-    (database,) = (tmp_path / "trackio").glob("*.db")
-    with sqlite3.connect(database) as connection:
-        logged = " ".join(str(row) for row in connection.execute("select * from metrics"))
-    assert "validation/accuracy" in logged
-    assert "summary/score" in logged
-
-
-@pytest.mark.slow
-def test_mlflow_keeps_a_run(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
-    monkeypatch.chdir(tmp_path)
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    for _ in range(2):
-        send(TrackerConfig(name="mlflow", project="pilot", group="g"), finished, RESULT, SETTINGS)
-    assert "the run continues" not in caplog.text, caplog.text
-    client = mlflow.MlflowClient()
-    (run,) = client.search_runs([client.get_experiment_by_name("pilot").experiment_id])
-    assert (run.info.run_name, run.info.status) == ("rte-alp-0a1b2c", "FINISHED")
-    assert (run.data.metrics["score"], run.data.metrics["validation/accuracy"]) == (0.75, 0.75)
-    assert (run.data.params["optim/lr"], run.data.tags["group"]) == ("2e-05", "g")
-    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["results.json"]
 
 
 def test_what_a_tracker_did_not_take_is_sent_again(

@@ -16,7 +16,6 @@ from distill_runner.common.errors import UserError, command, suggestion
 RUNS = Path("outputs/runs")
 FORMATS = ("terminal", "markdown", "csv", "latex", "html", "picture")
 _AXES = ("size", "width", "transfer_size", "transfer", "share", "updates")
-SHELLS = ("bash", "zsh")
 _ANALYSES = {
     "agreement": "how often teacher and student are right or wrong (a table)",
     "samples": "examples that the teacher predicts correctly and a student does not (a table)",
@@ -268,30 +267,19 @@ def _dashboard(parser: Parser) -> None:
 
 @_subcommand(
     "track:track",
-    "send finished runs to W&B, Trackio, MLflow or TensorBoard",
+    "send finished runs to W&B, TensorBoard or a tracker of a plugin",
     """Curves are read from metrics.jsonl. A run that is repeated with tracker=<name> is sent in the same way.
 
 example:
-  distill-run track outputs/runs/* --tracker trackio --project my-project
+  distill-run track outputs/runs/* --tracker wandb --project my-project
 """,
 )
 def _track(parser: Parser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="run", help="folders of finished runs")
-    parser.add_argument("--tracker", default="wandb", help="wandb, trackio, mlflow or tensorboard (default: wandb)")
+    parser.add_argument("--tracker", default="wandb", help="wandb, tensorboard or a plugin (default: wandb)")
     parser.add_argument("--project", help="as in tracker.project (default: that of the run)")
     parser.add_argument("--entity", help="user or team, as in tracker.entity (default: the account's own)")
     parser.add_argument("--group", help="as in tracker.group (default: that of the run)")
-
-
-@_subcommand(
-    "completion:print_completion",
-    "print the tab completion for a shell",
-    """example:
-  eval "$(distill-run completion bash)"               for this shell; put it in ~/.bashrc or ~/.zshrc to keep it
-""",
-)
-def _completion(parser: Parser) -> None:
-    parser.add_argument("shell", choices=SHELLS)
 
 
 def _add_folders(parser: Parser) -> None:

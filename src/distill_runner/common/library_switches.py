@@ -175,19 +175,9 @@ def configure_hub_client() -> None:
 # Trackers and launchers
 
 
-def disable_mlflow_telemetry() -> None:
-    """Keep MLflow, which reads the variable at its import, from sending usage statistics."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-
-
 def quiet_wandb_telemetry() -> None:
     """Silence the telemetry of W&B, which logs errors while offline."""
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-
-
-def disable_ray_statistics() -> None:
-    """Keep a Ray cluster that this process starts from sending usage statistics."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def quiet_launcher_warning() -> None:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,6 @@ def environment_variable(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = previous
-
-
-def enter_job(folder: str, environment: Mapping[str, str]) -> None:
-    """Give a Ray worker the working folder and the environment variables of the sweep that it works for."""
-    os.chdir(folder)
-    os.environ.update(environment)
 
 
 def import_from_working_folder() -> None:

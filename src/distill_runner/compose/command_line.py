@@ -43,7 +43,7 @@ Subcommands, each with --help:
 
 {subcommands}
 
-Tab completion:  eval "$(distill-run completion bash)"      or zsh
+Tab completion:  eval "$(distill-run -sc install=bash)"
 Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FULL_ERROR=1
 """
 LISTS = (

@@ -1,4 +1,4 @@
-"""Trackers: interface and configuration, the file of every run, W&B, TensorBoard, Trackio and MLflow.
+"""Trackers: interface and configuration, the file of every run, W&B and TensorBoard.
 
 The faults of a tracker never end a run or a sweep.
 """
@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import re
-import shlex
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,8 @@ from pydantic import field_validator
 
 from distill_runner.common.errors import TrainingPaused, UserError, command, first_line, suggestion
 from distill_runner.common.files import shareable, without_paths
-from distill_runner.common.library_switches import disable_mlflow_telemetry, quiet_wandb_telemetry
+from distill_runner.common.library_switches import quiet_wandb_telemetry
 from distill_runner.common.plugins import entry_point, load_class
-from distill_runner.common.process import suppressed_output
 from distill_runner.common.schema import Schema
 from distill_runner.common.terminal import markdown_table
 
@@ -33,17 +31,13 @@ log = logging.getLogger(__name__)
 
 Values = Mapping[str, Any]
 """Name -> number, string or None. The tracker that ``open_tracker`` yields also accepts scalar arrays and tensors."""
-TRACKERS = ("none", "wandb", "tensorboard", "trackio", "mlflow")
+TRACKERS = ("none", "wandb", "tensorboard")
 _ENTRY_POINTS = "distill_runner.trackers"
 """Group of entry points by which an installed package registers a subclass of ``Tracker`` under a name."""
 WANDB_INIT_SECONDS = 6.0
 """Time limit to start the run; then it is offline. W&B's own limit is 90 s, and then the job dies."""
 WANDB_FINISH_SECONDS = 8.0
 """Time limit for the last upload. W&B waits forever if the network is lost; data not uploaded stays on disk."""
-MLFLOW_KEY = "distill_run.key"
-"""MLflow's tag by which a run is found again."""
-MLFLOW_PARAMS, MLFLOW_TEXT = 100, 500
-"""Parameters that MLflow takes at once, and characters of one that every version stores."""
 HPARAMS = ("task", "method", "teacher", "seed")
 """Values besides the settings that TensorBoard's page HPARAMS shows of a run."""
 HEADLINE = re.compile(
@@ -62,8 +56,8 @@ class TrackerConfig(Schema):
 
     Args:
         name: tracker that a run uses in addition to ``metrics.jsonl``: ``none``, ``wandb``, ``tensorboard``,
-            ``trackio``, ``mlflow``, or one that an installed package has registered as a plugin.
-        project: W&B or Trackio project, or MLflow experiment, that the run belongs to.
+            or one that an installed package has registered as a plugin.
+        project: W&B project that the run belongs to.
         entity: W&B user or team that owns the project; null takes the account's default.
         group: name of a group of runs, such as the points of a sweep.
         tags: additional tags. Every run is also tagged with its task, method and teacher.
@@ -329,107 +323,9 @@ class TensorBoardTracker(Tracker):
         self.writer.close()
 
 
-class TrackioTracker(Tracker):
-    """Tracker that writes one run of a Trackio project, and resumes it by its name.
-
-    The name is ``tracker.title``, or that of the run's folder, with the beginning of its key: runs of one title stay
-    apart. ``TRACKIO_DIR`` and ``TRACKIO_SPACE_ID`` say where the project is, as in Trackio itself.
-    """
-
-    def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
-        self.trackio = imported("trackio", "trackio")
-        names = {"key": run_id, "job_type": job_type, "tags": "; ".join(config.tags)}
-        with suppressed_output():  # the console belongs to the progress bar
-            self.run = self.trackio.init(
-                project=config.project,
-                name=f"{config.title or folder.name} {run_id[:8]}",
-                group=config.group,
-                config=flatten(settings) | names,
-                resume="allow",
-                embed=False,
-            )
-        log.info("Trackio: trackio show --project %s", shlex.quote(config.project))
-
-    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
-        self.run.log(({} if epoch is None else {"epoch": epoch}) | dict(values), step=step)
-
-    def record(self, outcome: Outcome) -> None:
-        import pandas as pd
-
-        numbers = {key: value for key, value in headline(outcome.summary).items() if isinstance(value, int | float)}
-        self.run.log({f"summary/{key}": value for key, value in numbers.items() if math.isfinite(value)})
-        for name, rows in outcome.tables.items():
-            frame = pd.DataFrame([{key: str(row.get(key, "")) for key in columns(rows)} for row in rows])
-            self.run.log({name: self.trackio.Table(dataframe=frame)})
-        for name, text in outcome.texts.items():
-            self.run.log({name: self.trackio.Markdown(f"```\n{text}\n```")})
-        for name, file in outcome.pictures.items():
-            self.run.log({name: self.trackio.Image(str(file), caption=file.stem)})
-
-    def finish(self, exit_code: int) -> None:
-        with suppressed_output():
-            self.run.finish()
-
-
-class MlflowTracker(Tracker):
-    """Tracker that writes one run of an MLflow experiment, named like the project, and resumes it by its key.
-
-    ``MLFLOW_TRACKING_URI`` says where, as in MLflow itself. The configuration becomes parameters, curves and the
-    summary become metrics, tables, texts and pictures become artifacts.
-    """
-
-    def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
-        disable_mlflow_telemetry()
-        mlflow = imported("mlflow", "mlflow")
-        self.client, self.sends_model = mlflow.MlflowClient(), config.model
-        experiment = self.client.get_experiment_by_name(config.project)
-        number = experiment.experiment_id if experiment else self.client.create_experiment(config.project)
-        runs = self.client.search_runs([number], f"tags.`{MLFLOW_KEY}` = '{run_id}'", max_results=1)
-        if runs:
-            self.run = runs[0].info.run_id
-            self.client.update_run(self.run, status="RUNNING")
-            return
-        tags: dict[str, Any] = {MLFLOW_KEY: run_id, "job_type": job_type, "tags": "; ".join(config.tags)}
-        tags |= {"group": config.group} if config.group else {}
-        self.run = self.client.create_run(number, tags=tags, run_name=config.title or folder.name).info.run_id
-        texts = {self._name(key): str(value)[:MLFLOW_TEXT] for key, value in flatten(settings).items()}
-        params = [mlflow.entities.Param(*pair) for pair in texts.items()]
-        for start in range(0, len(params), MLFLOW_PARAMS):
-            self.client.log_batch(self.run, params=params[start : start + MLFLOW_PARAMS])
-
-    @staticmethod
-    def _name(key: str) -> str:
-        """Return a name with only the characters that MLflow allows."""
-        return re.sub(r"[^\w./ -]", "_", key)
-
-    def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
-        for key, value in {"epoch": epoch, **values}.items():
-            if isinstance(value, int | float):
-                self.client.log_metric(self.run, self._name(key), value, step=step)
-
-    def record(self, outcome: Outcome) -> None:
-        for key, value in headline(outcome.summary).items():
-            record = self.client.log_metric if isinstance(value, int | float) else self.client.set_tag
-            record(self.run, self._name(key), value)
-        for name, rows in outcome.tables.items():
-            cells = {str(key): [str(row.get(key, "")) for row in rows] for key in columns(rows)}
-            self.client.log_table(self.run, cells, f"{name}.json")
-        for name, text in outcome.texts.items():
-            self.client.log_text(self.run, text, f"{name}.txt")
-        for name, file in outcome.pictures.items():
-            self.client.log_artifact(self.run, str(file), str(Path(name).parent) if "/" in name else None)
-        if outcome.model and self.sends_model:
-            self.client.log_artifacts(self.run, str(outcome.model), "model")
-
-    def finish(self, exit_code: int) -> None:
-        self.client.set_terminated(self.run, "FAILED" if exit_code else "FINISHED")
-
-
 OPTIONAL: dict[str, Callable[..., Tracker]] = {
     "wandb": WandbTracker,
     "tensorboard": TensorBoardTracker,
-    "trackio": TrackioTracker,
-    "mlflow": MlflowTracker,
 }
 
 
