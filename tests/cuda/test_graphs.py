@@ -11,9 +11,11 @@ from test_updates import losses_of  # type: ignore[import-not-found]
 
 from distill_runner.compose.folders import choices
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.methods.base import LossTerm
+from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.models.features import FeatureRequest
 from distill_runner.pipeline.build import Pipeline
+from distill_runner.training.devices import Device
+from distill_runner.training.graphs import Graphs
 from distill_runner.training.train import Training
 from fake_cuda import COUNTS
 from helpers.small_runs import made_small
@@ -197,6 +199,19 @@ def test_memory_of_a_pool_holds_what_the_last_replay_computed() -> None:
     second.replay()
     assert results[1].cpu().tolist() == [3, 3, 3]
     assert results[0].isnan().all()
+
+
+def test_a_replay_makes_no_host_wait_and_returns_values_of_its_own() -> None:
+    """The inputs come from pinned memory; the values of an update outlast the next one."""
+    graphs = Graphs(
+        lambda parts, rate, _: {"sum": sum(batch.sum() for batch, _ in parts) * rate},
+        Device.from_name("cuda:0", "fp32"),
+    )
+    COUNTS.reset()
+    rate, progress = torch.tensor(2.0), Progress(0, 0, 1, 4)
+    values = [graphs([(torch.full((3,), float(n)), None)], rate, progress, None)["sum"] for n in range(5)]  # type: ignore[list-item]
+    assert not COUNTS.waits
+    assert [value.item() for value in values] == [0, 6, 12, 18, 24]
 
 
 class OfTheStep(LossTerm):
