@@ -110,13 +110,10 @@ def test_the_tab_completion_of_hydra_works_in_bash(tmp_path: Path) -> None:
     program = tmp_path / "distill-run"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{PROGRAM}" "$@"\n')
     program.chmod(0o755)
-    script = """eval "$(distill-run -sc install=bash)"; complete -p distill-run
+    script = """eval "$(distill-run -sc install=bash)"
         COMP_LINE="distill-run -m task=rte optim.l"; COMP_CWORD=3; hydra_bash_completion; echo "${COMPREPLY[@]}" """
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     ended = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, check=True, env=environment(PATH=path)
     )
-    assert ended.stdout.splitlines() == [
-        "complete -o nospace -o default -F hydra_bash_completion distill-run",
-        "optim.lr=",
-    ]
+    assert ended.stdout == "optim.lr=\n"

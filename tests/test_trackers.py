@@ -1,6 +1,8 @@
 """Trackers beside W&B and TensorBoard, plugins, and finished runs that are sent later."""
 
 import json
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,16 +84,23 @@ def test_the_summary_has_what_runs_are_compared_by() -> None:
     assert [*headline(values)] == ["score", "settings/kd/weight", "settings/optim/lr", "test/score", "count/failed"]
 
 
-def test_an_installed_package_may_register_a_tracker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: list[Any]
+def test_the_tracker_that_the_documentation_registers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def of_package(group: str, name: str) -> str | None:
-        return f"{__name__}.Recorder" if (group, name) == ("distill_runner.trackers", "mine") else None
+        return "my_package.PrintedLosses" if (group, name) == ("distill_runner.trackers", "printed") else None
 
+    page = (Path(__file__).parents[1] / "docs" / "wandb.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_package.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(trackers, "entry_point", of_package)
-    with open_tracker(TrackerConfig(name="mine"), tmp_path, "run", {}, "distill") as tracker:
+    with open_tracker(TrackerConfig(name="printed"), tmp_path, "run", {}, "distill") as tracker:
         tracker.log({"loss": 1.0}, step=1)
-    assert recorder == [("mine", "distill-run", (), "run", {}), ({"loss": 1.0}, 1, None)]
+        tracker.record(Outcome())
+    assert not tracker.failed
+    assert capsys.readouterr().out == f"project distill-run in {tmp_path}\n1 {{'loss': 1.0}}\n"
     with pytest.raises(UserError, match="there is no such tracker"):
         TrackerConfig(name="trackyo")
 
