@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from distill_runner.api import composed
-from distill_runner.common.assumptions import ANY_VALUE
+from distill_runner.common.schema import ANY_VALUE
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.run_config import DECLARING, RunConfig, assumptions_of_files, resolved_settings
 from distill_runner.pipeline.resolving import resolve

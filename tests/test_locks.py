@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.locks import is_locked, locked, try_machine_lock
+from distill_runner.common.files import is_locked, locked, try_machine_lock
 from helpers.processes import finish, start, until
 
 

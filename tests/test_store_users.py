@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from distill_runner.common.errors import UserError
-from distill_runner.common.locks import try_machine_lock
+from distill_runner.common.files import try_machine_lock
 from distill_runner.pipeline import status
 from distill_runner.pipeline.store import Store
 from helpers.processes import GROUP, finish, start, until

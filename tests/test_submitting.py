@@ -12,9 +12,9 @@ from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline import status
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.pipeline.store import Store
-from distill_runner.sweeping import slurm_queue
+from distill_runner.sweeping import sweep
 from distill_runner.sweeping.points import Grid, GridPoint
-from distill_runner.sweeping.slurm_queue import queued_jobs, submit_grid, submitter
+from distill_runner.sweeping.sweep import queued_jobs, submit_grid, submitter
 
 Compose = Callable[..., RunConfig]
 
@@ -36,7 +36,7 @@ class Queue:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     made = Queue()
-    monkeypatch.setattr(slurm_queue, "queued_jobs", lambda: made.alive)
+    monkeypatch.setattr(sweep, "queued_jobs", lambda: made.alive)
     return made
 
 
@@ -93,7 +93,7 @@ def test_points_that_run_failed_or_are_done_are_left_alone(grid: Grid, queue: Qu
 
 def test_many_points_are_queued_as_several_arrays(grid: Grid, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that Slurm refuses leaves the earlier ones recorded: they would be queued a second time."""
-    monkeypatch.setattr(slurm_queue, "ARRAY_SIZE", 1)
+    monkeypatch.setattr(sweep, "ARRAY_SIZE", 1)
 
     def submit(jobs: Sequence[Sequence[str]], after: str | None) -> list[str]:
         if jobs[0][-1] == "seed=2":
@@ -105,7 +105,7 @@ def test_many_points_are_queued_as_several_arrays(grid: Grid, queue: Queue, monk
     assert queue.arrays[2:] == [(["seed=1"], "2")]
     submit_grid(grid, queue, retry_failed=False)
     assert queue.arrays[-1][0] == ["seed=2"]
-    assert [list(part) for part in slurm_queue.in_arrays(range(3))] == [[0], [1], [2]]
+    assert [list(part) for part in sweep.in_arrays(range(3))] == [[0], [1], [2]]
 
 
 def test_other_launchers_have_no_queue() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from distill_runner.common.assumptions import ANY_VALUE, Assumption
 from distill_runner.common.errors import format_value
+from distill_runner.common.schema import ANY_VALUE, Assumption
 from distill_runner.common.terminal import markdown_table
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.run_config import DECLARING

@@ -1,11 +1,13 @@
-"""Files: checksums, copies, atomic replacement, exhausted resources, and texts without paths of this machine.
+"""Files: checksums, copies, atomic replacement, locks, exhausted resources, and texts without paths of this machine.
 
 Full disks and too many open files are not the user's mistake, and lose no work. Model cards and tracked values leave
 this machine, without its folders, its user and its tokens.
 """
 
 import errno
+import fcntl
 import hashlib
+import logging
 import os
 import re
 import resource
@@ -16,7 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from distill_runner.common.errors import Unavailable, causes
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from distill_runner.common.errors import Unavailable, UserError, causes, override
+
+log = logging.getLogger(__name__)
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DISK_FULL_MESSAGES = (
@@ -107,6 +113,96 @@ def atomic_replacement(file: Path, exclusive: bool = False) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+# Locks between processes, also of several machines and users that share a folder
+
+MECHANISM = "DISTILL_LOCKS"
+
+
+def file_lock(file: Path) -> BaseFileLock:
+    """Return a lock shared by all processes that name the same file.
+
+    The kernel releases it when its process ends, however it ends, and keeps it while the process is suspended.
+
+    ``DISTILL_LOCKS=soft`` is for file systems on which ``flock`` does not reach other machines: the lock is then held
+    as long as its file exists. After the crash of another machine, the file has to be removed by hand.
+
+    Raises:
+        UserError: ``DISTILL_LOCKS`` has another value.
+    """
+    mechanism = os.environ.get(MECHANISM, "flock")
+    if mechanism not in ("flock", "soft"):
+        raise UserError(MECHANISM, mechanism, "is not a way to lock files", "Set it to flock or soft, or unset it.")
+    return SoftFileLock(file) if mechanism == "soft" else FileLock(file)
+
+
+@contextmanager
+def locked(file: Path, wait_message: str | None = None) -> Iterator[bool]:
+    """Hold the lock of a file, whose folder must exist, within the context.
+
+    Args:
+        wait_message: message to log before waiting for another process that holds it; None does not wait.
+    Yields:
+        Whether this process holds the lock.
+    Raises:
+        UserError: this user may not use the lock file, since another user keeps it from the group.
+    """
+    lock = file_lock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if wait_message is not None:
+            log.info("%s", wait_message)
+            lock.acquire()
+    except PermissionError as error:
+        subject = file if file.exists() else file.parent
+        problem = f"belongs to {owner_name(subject)}, and this user may not write it"
+        raise UserError(str(subject), None, problem, share_remedy(file.parent)) from error
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()
+
+
+def is_locked(file: Path) -> bool:
+    """Return whether a process holds the lock of a file; it needs only read access."""
+    if isinstance(lock := file_lock(file), SoftFileLock):
+        try:
+            lock.acquire(timeout=0)  # removes what a process of this machine has left
+        except (Timeout, PermissionError):
+            return file.exists()
+        lock.release()
+        return False
+    try:
+        with file.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no lock file
+        return False
+    return False
+
+
+def try_machine_lock(file: Path) -> BaseFileLock | None:
+    """Return the acquired lock of a file that all users of a machine share, such as in ``/tmp``; None if it is taken.
+
+    Raises:
+        UserError: another user has made the file private.
+    """
+    lock = FileLock(file, mode=0o666)  # whatever the umask
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return None
+    except OSError as error:
+        problem = f"{file} cannot be opened: {error.strerror} (it belongs to {owner_name(file)})"
+        remedy = "Name the device, " + override("runtime.device", "cuda:0") + ", or set TMPDIR to a folder of your own."
+        raise UserError("runtime.device", "auto", problem, remedy) from error
+    return lock
+
+
+# Resources
+
+
 def resource_error(error: BaseException) -> Unavailable | None:
     """Return the error to show to the user if a full disk or too many open files caused ``error``, else None."""
     for cause in causes(error):
@@ -135,6 +231,9 @@ def require_disk_space(folder: Path, num_bytes: int, content: str) -> None:
     if num_bytes > (free := shutil.disk_usage(folder).free):
         problem = f"{content} need {num_bytes / 1e9:.2f} GB, but only {free / 1e9:.2f} GB of the disk are free"
         raise Unavailable("store.dir", folder, problem, _REMEDY)
+
+
+# Texts
 
 
 def without_secrets(text: str) -> str:

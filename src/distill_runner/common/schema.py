@@ -1,14 +1,19 @@
-"""Base class of all typed parts of a configuration, and the messages for values that do not fit."""
+"""Base class of all typed parts of a configuration, the messages for values that do not fit, and assumptions.
+
+An option declares its assumption as ``Annotated[<type>, Assumption(...)]``. A configuration file declares those that it
+makes itself under ``assumptions``.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, format_value, suggestion
 
 LARGEST = 2**63 - 1
 
@@ -106,3 +111,63 @@ def _types(annotation: Any) -> set[Any]:
 
 def _is_schema(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Schema)
+
+
+# Assumptions: the choices that this program makes where a paper leaves a detail open
+
+ANY_VALUE: Any = object()
+"""``Assumption.value`` of an assumption that applies to every value of the option."""
+STRUCTURE = ("method", "terms", "arguments")
+"""Parts of an option's path that are left out of the key shown in results."""
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Choice that an option makes because the method's source leaves it open.
+
+    Args:
+        text: the choice made by default, and what else could be meant.
+        source: the place that leaves the choice open, such as ``BERT A.2``.
+        value: the only value of the option to which the assumption applies; all values by default.
+    """
+
+    text: str
+    source: str
+    value: Any = ANY_VALUE
+
+    def applies_to(self, value: Any) -> bool:
+        return self.value is ANY_VALUE or bool(self.value == value)
+
+    def line(self, key: str, value: Any) -> str:
+        return f"{key}={format_value(value)}: {self.text} ({self.source})"
+
+
+def applied_assumptions(part: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield a line for each assumption that applies to a typed part of a configuration or to a part nested in it."""
+    if isinstance(part, Mapping):
+        for name, value in part.items():
+            yield from applied_assumptions(value, (*path, str(name)))
+    if not isinstance(part, BaseModel):
+        return
+    for key, arguments in getattr(part, "assumptions", {}).items():
+        assumption = Assumption(**arguments)
+        for value in values_at(part, key.partition(".")[2]):
+            if assumption.applies_to(value):
+                yield assumption.line(key, value)
+    for name, field in type(part).model_fields.items():
+        value, option_path = getattr(part, name), (*path, name)
+        for assumption in field.metadata:
+            if isinstance(assumption, Assumption) and assumption.applies_to(value):
+                key = ".".join(word for word in option_path if word not in STRUCTURE)
+                yield assumption.line(key, value)
+        yield from applied_assumptions(value, option_path)
+
+
+def values_at(node: Any, key: str) -> list[Any]:
+    """Return the value at a dotted key of mappings and typed parts, as a list of one; empty if the key is absent."""
+    for name in key.split("."):
+        try:
+            node = node[name] if isinstance(node, Mapping) else getattr(node, name)
+        except (KeyError, AttributeError):
+            return []
+    return [node]

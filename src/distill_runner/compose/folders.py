@@ -4,6 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
 from distill_runner.common.errors import UserError
 
 OWN_FOLDER = "conf"
@@ -57,6 +60,19 @@ def all_folders() -> list[Path]:
     """Return all configuration folders, the one that takes precedence first."""
     own = own_folder()
     return [*([own] if own else []), config_folder()]
+
+
+class OwnConfiguration(SearchPathPlugin):
+    """Plugin of Hydra that puts the user's configuration folder before the folder of this package.
+
+    Hydra itself would append the folder of ``--config-dir``, where it could not override a file of this package.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        shipped = str(config_folder())
+        is_ours = any(part.path.removeprefix("file://") == shipped for part in search_path.get_path())
+        if is_ours and (own := own_folder()):
+            search_path.prepend("own", f"file://{own}")
 
 
 def choices(group: str) -> list[str]:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError, format_value, override, quantity, suggestion
-from distill_runner.compose.folders import choices
+from distill_runner.compose.folders import OwnConfiguration, choices
 
 TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"
 
@@ -202,13 +203,14 @@ RESOLVERS = (
 
 
 def register() -> None:
-    """Register the resolvers, and let some options take keys that are in no file.
+    """Register the resolvers and the user's configuration folder, and let some options take keys that are in no file.
 
     These are ``stages``, which may inherit options, and ``task.test``, whose keys are names of the user's choice.
     """
     open_options = OmegaConf.create({"stages": {}, "task": {"test": {}}})
     for node in (open_options.stages, open_options.task.test):
         OmegaConf.set_struct(node, False)
+    Plugins.instance().register(OwnConfiguration)
     ConfigStore.instance().store(name="open_options", node=open_options)
     for resolver in RESOLVERS:
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

@@ -8,9 +8,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationInfo, field_validator
 
-from distill_runner.common.assumptions import values_at
-from distill_runner.common.errors import error_context, format_value
-from distill_runner.common.schema import Schema, validate_config
+from distill_runner.common.errors import error_context
+from distill_runner.common.schema import Assumption, Schema, validate_config, values_at
 from distill_runner.common.terminal import terminal_width
 from distill_runner.compose.folders import config_dir_option
 from distill_runner.compose.resolvers import TEMPLATE, complete_stages
@@ -123,9 +122,8 @@ def assumptions_of_files(settings: Mapping[str, Any]) -> list[str]:
         return []
     paper, lines = settings["recipe"]["paper"], []
     for part in DECLARING:
-        for key, assumption in (settings.get(part) or {}).get("assumptions", {}).items():
-            entry = assumption if isinstance(assumption, Mapping) else {"text": assumption}
-            for value in values_at(settings, key):
-                if entry.get("value", value) == value:
-                    lines.append(f"{key}={format_value(value)}: {entry['text']} ({entry.get('source', paper)})")
+        for key, declared in (settings.get(part) or {}).get("assumptions", {}).items():
+            arguments = declared if isinstance(declared, Mapping) else {"text": declared}
+            assumption = Assumption(**{"source": paper, **arguments})
+            lines += [assumption.line(key, value) for value in values_at(settings, key) if assumption.applies_to(value)]
     return lines

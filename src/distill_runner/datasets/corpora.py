@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from distill_runner.common.assumptions import Assumption, assumptions_field
 from distill_runner.common.errors import UserError, format_list, override
-from distill_runner.common.schema import Schema
+from distill_runner.common.schema import Assumption, Schema
 from distill_runner.datasets.readers.dataset import Dataset, splits_overlap
 from distill_runner.datasets.readers.table import is_missing, text_of
 from distill_runner.datasets.readers.tables import data_fingerprint, read_rows, read_table, require_own_rows
@@ -201,7 +200,7 @@ class Corpus(Mixture):
     whole_word: bool = False
     stream: bool = False
     exponent: float | None = Field(None, gt=0, le=1)
-    assumptions: dict[str, Any] = assumptions_field()
+    assumptions: dict[str, Any] = Field(default_factory=dict, exclude=True)
 
     def spec(self) -> dict[str, Any]:
         without_effect = {"stream"} | ({"exponent"} if self.exponent is None else set())

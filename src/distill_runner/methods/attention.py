@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, override
+from distill_runner.common.schema import Assumption
 from distill_runner.datasets.batches import Batch, LengthGroup
 from distill_runner.methods.base import LayeredTerm, Progress
 from distill_runner.methods.layer_mapping import LayerMapping

@@ -19,9 +19,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, override
-from distill_runner.common.schema import Schema
+from distill_runner.common.schema import Assumption, Schema
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LayeredTerm, LossTerm, Progress
 from distill_runner.methods.layer_mapping import LayerMapping

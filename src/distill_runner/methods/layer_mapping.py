@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import model_validator
 
-from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, override, quantity
-from distill_runner.common.schema import Schema
+from distill_runner.common.schema import Assumption, Schema
 
 
 class LayerMapping(Schema):

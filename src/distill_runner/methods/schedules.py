@@ -10,9 +10,8 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, override, quantity
-from distill_runner.common.schema import Schema
+from distill_runner.common.schema import Assumption, Schema
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LayeredTerm, LossTerm, Method, Progress
 from distill_runner.methods.outputs import Outputs

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, override
+from distill_runner.common.schema import Assumption
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.outputs import Outputs

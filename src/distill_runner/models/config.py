@@ -9,9 +9,8 @@ from unicodedata import normalize
 
 from pydantic import Field
 
-from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, format_list, override, quantity
-from distill_runner.common.schema import Schema
+from distill_runner.common.schema import Assumption, Schema
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, override
-from distill_runner.common.schema import Schema
+from distill_runner.common.schema import Assumption, Schema
 from distill_runner.datasets.corpora import Corpus, TransferSet
 from distill_runner.methods.config import ParsedMethod
 from distill_runner.methods.schedules import CheckpointSchedule

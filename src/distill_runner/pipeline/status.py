@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from distill_runner.common.files import atomic_replacement, without_secrets
-from distill_runner.common.locks import is_locked, locked
+from distill_runner.common.files import atomic_replacement, is_locked, locked, without_secrets
 
 STATUS, RESULT = "status.json", "result.json"
 _LOCK = ".lock"

@@ -22,8 +22,7 @@ from typing import Any
 from uuid import uuid4
 
 from distill_runner.common.errors import Unavailable, UserError
-from distill_runner.common.files import copy_file, file_sha256, owner_name, share_remedy
-from distill_runner.common.locks import locked
+from distill_runner.common.files import copy_file, file_sha256, locked, owner_name, share_remedy
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from distill_runner.common.assumptions import applied_assumptions
-from distill_runner.common.errors import format_value
 from distill_runner.common.hub import is_hub_id
+from distill_runner.common.schema import applied_assumptions
 from distill_runner.compose.folders import choices
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
@@ -161,9 +160,8 @@ def stage_assumptions(stage: Stage) -> list[str]:
     """Return the assumptions of a run, each with the names of the stages that make it."""
     lines: dict[str, list[str]] = {}
     for part in (stage, *stage.all_upstream):
-        for applied in applied_assumptions(part.config):
-            text = f"{applied.assumption.text} ({applied.assumption.source})"
-            lines.setdefault(f"{applied.key}={format_value(applied.value)}: {text}", []).append(part.name)
+        for line in applied_assumptions(part.config):
+            lines.setdefault(line, []).append(part.name)
     options = [f"{line} [{', '.join(dict.fromkeys(names))}]" for line, names in lines.items()]
     if teacher := stage.first_teacher:  # these two follow from the run's teacher and data, no option declares them
         options.append(f"teacher.seed={teacher.config.seed}: one teacher for all students")

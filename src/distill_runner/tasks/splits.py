@@ -6,7 +6,6 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from distill_runner.common.assumptions import assumptions_field
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, mean
 from distill_runner.datasets.readers.dataset import Dataset, parse_split, splits_overlap
@@ -65,7 +64,7 @@ class Splits(Dataset):
     select_on: str = VALIDATION
     hold_out: float = Field(0.1, gt=0, lt=1)
     by_split: bool = False
-    assumptions: dict[str, Any] = assumptions_field()
+    assumptions: dict[str, Any] = Field(default_factory=dict, exclude=True)
 
     @field_validator("test", mode="before")
     @classmethod

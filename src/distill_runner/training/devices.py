@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from distill_runner.common.errors import TrainingError, UserError, first_line, override
+from distill_runner.common.files import try_machine_lock
 from distill_runner.common.library_switches import allow_tf32
-from distill_runner.common.locks import try_machine_lock
 from distill_runner.common.process import num_launched
 from distill_runner.datasets.batches import LENGTH_MULTIPLE
 from distill_runner.training.config import Precision

@@ -61,8 +61,14 @@ class GridSweeper(Sweeper):
         )
         from distill_runner.sweeping.plan import show_plan
         from distill_runner.sweeping.points import SweepConfig, expand
-        from distill_runner.sweeping.slurm_queue import submit_grid, submitter
-        from distill_runner.sweeping.sweep import finish, require_points, run_grid, sweep_folder
+        from distill_runner.sweeping.sweep import (
+            finish,
+            require_points,
+            run_grid,
+            submit_grid,
+            submitter,
+            sweep_folder,
+        )
 
         hydra, plain = self.config.hydra, OmegaConf.to_container(self.config.sweep, resolve=True)
         settings = validate_config(SweepConfig, plain, "sweep.")
@@ -103,7 +109,7 @@ class GridSweeper(Sweeper):
             sys.exit(code)
 
     def _launch(self, group: Sequence[str], jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:
-        from distill_runner.sweeping.slurm_queue import in_arrays
+        from distill_runner.sweeping.sweep import in_arrays
 
         is_slurm = getattr(self.launcher, "_EXECUTOR", None) == "slurm"
         returns: list[JobReturn] = []

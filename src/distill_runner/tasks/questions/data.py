@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, override
-from distill_runner.common.schema import Schema
+from distill_runner.common.schema import Assumption, Schema
 from distill_runner.datasets.readers.table import is_missing
 from distill_runner.tasks.printed import printed_value
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, override, suggestion
+from distill_runner.common.schema import Assumption
 from distill_runner.datasets.evaluate_metrics import answer_items, as_items, external_metric, is_external
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.tables import read_rows

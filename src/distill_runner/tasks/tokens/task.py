@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from distill_runner.common.assumptions import Assumption
 from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.common.schema import Assumption
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.near_copies import sketches
