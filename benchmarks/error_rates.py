@@ -22,7 +22,7 @@ from distill_runner.report.resampling import PairedScores, clustered_scores, pai
 from distill_runner.report.statistics import ALPHA, MethodTest
 
 EXAMPLES, SIMULATIONS, DRAWS, SMALL = 872, 2_000, 1_000, 400
-SEEDS, SCATTERS = (2, 3, 5, 10), (1.0, 2.0, 3.0)
+SEEDS, SCATTERS = (2, 3, 5, 10), (1.0, 3.0)
 DIFFICULTY, ACCURACY = 4.0, 0.79
 AGREEING, DIFFERENT = 0.3, 1.5
 """Standard deviations of the part of method and example: methods that fail on the same examples, and on others."""
