@@ -73,7 +73,7 @@ def test_an_assumption_that_names_a_number_belongs_to_a_value() -> None:
     of_options = [
         (name, option, assumption.text)
         for name, schema in parts()
-        for option, _, assumption in schema_assumptions(schema)
+        for option, assumption in schema_assumptions(schema)
         if assumption.value is ANY_VALUE
     ]
     of_files = []

@@ -4,7 +4,6 @@
 """
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ PLACES: dict[str, tuple[Any, Any]] = {  # as the captions of the papers count
 def page(paper: str) -> str:
     """The page of a paper."""
     about, rows = PAPERS[paper]["about"], PAPERS[paper]["rows"]
-    counts = Counter(row[1] for row in rows.values())
     first = next(str(row[2]).split("; ")[0] for row in rows.values() if "run sweep" in str(row[2]))
     lines = [
         f"# {PAPERS[paper]['title']}",
@@ -43,17 +41,13 @@ def page(paper: str) -> str:
         "",
         about,
         "",
-        f"There are {len(rows)} tables, figures and further numbers, reproduced as follows: "
-        + ", ".join(f"{words} {counts[how]}" for how, words in HOWS.items() if counts[how])
-        + ".",
+        "Hours are computed for one NVIDIA A100 at 40% of its peak in bf16 (`python -m benchmarks.paper_hours`); "
+        "`plan=true` has those of your machine.",
         "",
-        "Hours are computed, not measured: for one NVIDIA A100 at 40% of its peak in bf16, one run at a time.",
-        "The command is `python -m benchmarks.paper_hours`.",
-        "For the hours on your machine, add `plan=true` to a sweep.",
-        "",
-        "| | shows | reproduced by | training runs | hours | what differs | measured at small scale |",
-        "| --- | --- | --- | --- | ---: | --- | --- |",
+        "| | shows | reproduced by | training runs, hours | what differs | measured at small scale |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
+    drawings = [f"{place} ({row[0]}{row[2] and f', `{row[2]}`'})" for place, row in rows.items() if row[1] == "drawing"]
     for place, (shows, how, source, runs, differs, measured) in rows.items():
         row_commands = [command for command in str(source).split("; ") if command]
         code = "<br>".join(f"`{command}`" for command in row_commands)
@@ -61,8 +55,10 @@ def page(paper: str) -> str:
         hours = sum(HOURS[command]["hours"] for command in row_commands if command in HOURS)
         link = ", ".join(f"[{name}](../results/{name}.md)" for name in measured.split())
         cost = f"{hours:,.{0 if hours >= 10 else 1}f}" if hours else ""
-        lines.append(f"| {place.replace(' ', '&nbsp;')} | {shows} | {label} | {runs} | {cost} | {differs} | {link} |")
-    return "\n".join(lines) + "\n"
+        effort = f"{runs}, {cost} h" if cost else runs
+        if how != "drawing":
+            lines.append(f"| {place.replace(' ', '&nbsp;')} | {shows} | {label} | {effort} | {differs} | {link} |")
+    return "\n".join([*lines, "", f"Drawings: {', '.join(drawings)}.", ""])
 
 
 PARTS = {  # columns and numbers of the text that other commands reproduce than the table's or the figure's own

@@ -17,11 +17,9 @@ from distill_runner.compose.run_config import paper_comparison
 PAGE = Path(__file__).parents[1] / "docs" / "papers" / "recipes.md"
 SHOWN = (
     "task=cola method=minilmv2 teacher=bert_large",
-    "task=sst2 method=minilmv2 teacher=roberta_large student=minilm_12x768",
     "task=rte method=alp",
     "task=mrpc experiment=internal/3_3",
     "task=mnli method=prokd",
-    "task=stsb method=takd experiment=pro_kd/distilroberta",
     "task=rte method=pd student=fresh_tiny",
 )
 

@@ -30,8 +30,7 @@ distill-run task=rte method=alp plan=true    # lists those of a run
 ```
 
 An assumption is the choice that this program makes when a paper leaves something open.
-It is declared together with its option.
-Every run lists the assumptions that apply to it, with their values, in `result.json` (`assumptions`).
+Every run lists those that apply to it, with their values, in `result.json` (`assumptions`).
 `python docs/_ext/assumptions_page.py` prints this page.
 
 ## Options
@@ -48,10 +47,10 @@ VALUE_IN_TEXT = r"\$\{(?:recipe:)?([\w.]+)[^}]*\}"
 """Regular expression for a value that a text takes from the configuration; its group is the name of the option."""
 
 
-def schema_assumptions(schema: type[BaseModel]) -> list[tuple[str, Any, Assumption]]:
-    """Return the assumptions of a schema's own options as tuples of option, default and assumption."""
+def schema_assumptions(schema: type[BaseModel]) -> list[tuple[str, Assumption]]:
+    """Return the assumptions of a schema's own options, each with its option."""
     return [
-        (name, None if field.is_required() else field.default, assumption)
+        (name, assumption)
         for name, field in schema.model_fields.items()
         for assumption in field.metadata
         if isinstance(assumption, Assumption)
@@ -89,10 +88,10 @@ def page() -> str:
     """Return the text of the page."""
     rows = []
     for name, schema in parts():
-        for option, default, assumption in schema_assumptions(schema):
+        for option, assumption in schema_assumptions(schema):
             key = f"{name}.{option}" + ("" if assumption.value is ANY_VALUE else f"={format_value(assumption.value)}")
-            rows.append((f"`{key}`", format_value(default), assumption.text, assumption.source))
-    options = markdown_table(["option", "default", "assumption", "source"], _together(rows), text_columns=4)
+            rows.append((f"`{key}`", assumption.text, assumption.source))
+    options = markdown_table(["option", "assumption", "source"], _together(rows), text_columns=3)
     files = markdown_table(["choice", "option", "assumption"], _together(sorted(_of_files())), text_columns=3)
     return PAGE.format(options=options, files=files)
 

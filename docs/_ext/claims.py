@@ -396,7 +396,7 @@ def _rounded(value: float) -> float:
 
 # --- The page
 
-COLUMNS = ("paper", "claim", "tested on", "points", "seeds", "conclusion", "numbers")
+COLUMNS = ("claim", "tested on", "points", "seeds", "conclusion", "numbers")
 HOLDS, OPPOSITE, NOT_TESTED = "holds", "the opposite", "not tested"
 WORDS = {
     f"**{HOLDS}**, **{OPPOSITE}**": "the claim's first method is better, or worse: p is at most 0.05",
@@ -416,14 +416,16 @@ SHORTER = {
 
 def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
     """Return the page of all trials in Markdown: introduction, words of the conclusions, table and commands."""
-    rows, previous = [], ("", "")
-    for outcome in all_outcomes:
-        names = outcome.claim.paper, outcome.claim.claim
-        cells = (names[0] if names[0] != previous[0] else "", names[1] if names != previous else "")
-        rows.append([*map(escaped, cells), *_cells(outcome)])
-        previous = names
     words = markdown_table(("conclusion", "meaning"), list(WORDS.items()), text_columns=2)
-    parts = [claims.introduction.strip(), words, markdown_table(COLUMNS, rows, text_columns=len(COLUMNS))]
+    parts = [claims.introduction.strip(), words]
+    for paper in dict.fromkeys(outcome.claim.paper for outcome in all_outcomes):
+        rows, previous = list[list[str]](), ""
+        for outcome in all_outcomes:
+            if outcome.claim.paper == paper:
+                claim = outcome.claim.claim
+                rows.append([escaped(claim) if claim != previous else "", *_cells(outcome)])
+                previous = claim
+        parts += [f"## {paper}", markdown_table(COLUMNS, rows, text_columns=len(COLUMNS))]
     remarks = [
         f"- {escaped(f'{outcome.claim.claim}, {outcome.trial.setting}: {outcome.remark}')}"
         for outcome in all_outcomes
@@ -434,7 +436,7 @@ def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
     commands = dict.fromkeys(command for outcome in all_outcomes for command in outcome.trial.commands)
     if commands:
         lines = [f"distill-run {command}" for command in commands]
-        parts.append("\n".join(["These commands make runs of the claims:\n", "```sh", *lines, "```"]))
+        parts.append("\n".join(["## Commands\n", "```sh", *lines, "```"]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
