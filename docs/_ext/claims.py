@@ -396,7 +396,7 @@ def _rounded(value: float) -> float:
 
 # --- The page
 
-COLUMNS = ("claim", "tested on", "points", "seeds", "conclusion", "numbers")
+COLUMNS = ("claim", "tested on", "points", "seeds", "conclusion")
 HOLDS, OPPOSITE, NOT_TESTED = "holds", "the opposite", "not tested"
 WORDS = {
     f"**{HOLDS}**, **{OPPOSITE}**": "the claim's first method is better, or worse: p is at most 0.05",
@@ -483,7 +483,7 @@ def _cells(outcome: Outcome) -> list[str]:
     seeds = str(comparison.shared) if comparison and comparison.shared else ""
     if comparison and comparison.methods:
         points = f"{100 * comparison.methods.difference:+.2f} {bounds_text(*comparison.methods.interval)}"
-    return [where, points, seeds, _conclusion_cell(outcome), outcome.numbers or "no runs here"]
+    return [where, points or ("" if outcome.numbers else "no runs here"), seeds, _conclusion_cell(outcome)]
 
 
 def _conclusion_cell(outcome: Outcome) -> str:

@@ -15,12 +15,9 @@ make matrix    # an hour; writes this page
 ```
 
 Every method with every student and every way to initialize it (`student.init.layers`) makes {cells} combinations.
-{refused} are refused before anything is trained.
-The other {trained} train, each for two steps on a small task.
-They describe {different} different students, each of which was trained once: equal students share a training run.
-Text teachers in it have a width of 32, and image teachers are ResNets.
-Students with a source of their own, such as `ettin_17m`, are left out: they are built like `pretrained`.
-A table of tokens (`static`) is left out too, since it has no layers.
+{refused} are refused before anything is trained; the other {trained}, {different} different students, train for two steps.
+Text teachers have a width of 32, and image teachers are ResNets.
+Students with a source of their own, such as `ettin_17m`, are built like `pretrained`; `static` has no layers.
 A number refers to a refusal below the table.
 
 """
