@@ -79,7 +79,9 @@ def by_holm(rows: Sequence[FrontierRow]) -> set[int]:
     return {number for number, p in enumerate(holm([row.p or 0.0 for row in rows])) if p <= ALPHA}
 
 
-RULES: dict[str, Rule] = {"in order (this package)": in_chains, "Holm": by_holm, "each at 5%": uncorrected}
+IN_ORDER = "in order"
+"""The rule of this package."""
+RULES: dict[str, Rule] = {IN_ORDER: in_chains, "Holm": by_holm, "each at 5%": uncorrected}
 
 
 def rates(lacking: Sequence[float], examples: int, simulations: int = SIMULATIONS) -> dict[str, tuple[float, float]]:
@@ -97,17 +99,22 @@ def rates(lacking: Sequence[float], examples: int, simulations: int = SIMULATION
 
 
 def lines() -> Iterator[list[str]]:
+    """Yield a row for each case and rule, with both rates for each number of examples."""
     for case, lacking in CASES.items():
-        for examples in SIZES:
-            cells = (f"{100 * bad:.1f} / {100 * fine:.1f}" for bad, fine in rates(lacking, examples).values())
-            yield [case, f"{examples:,}", *cells]
+        by_size = [rates(lacking, examples) for examples in SIZES]
+        for rule in RULES:
+            yield [
+                case if rule == IN_ORDER else "",
+                rule,
+                *(f"{100 * of_rule[rule][0]:.1f}, {100 * of_rule[rule][1]:.1f}" for of_rule in by_size),
+            ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="page between whose marks the table is put")
     options = parser.parse_args(arguments)
-    text = markdown_table(["students lack", "examples", *RULES], lines())
+    text = markdown_table(["students lack", "rule", *(f"{size:,} examples" for size in SIZES)], lines(), text_columns=2)
     if options.write is None:
         print(text)
         return

@@ -70,7 +70,7 @@ def test_the_words_follow_from_the_runs(tmp_path: Path, wrong: int, words: str) 
     others = seeds_of(tmp_path, "o", 10, mapping="po") + seeds_of(tmp_path, "x", 5, task="cola")
     outcome = only(claims_of(), runs + others)
     assert outcome.numbers == "runs"
-    assert f"| 5 | {words} |" in claims_page(claims_of(), [outcome])
+    assert f"] | {words} |" in claims_page(claims_of(), [outcome])
 
 
 def test_fewer_seeds_than_planned_conclude_nothing_and_more_are_another_look(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_labels_alone_have_no_teacher_to_ask_for(tmp_path: Path) -> None:
     )
     shared = {"task": "rte", "teacher.seed": 42, "teacher.optim.lr": 1e-4}
     claims = claims_of(runs=shared, second={"method": "nkd"})
-    assert "| 5 | **holds** |" in claims_page(claims, [only(claims, runs)])
+    assert "] | **holds** |" in claims_page(claims, [only(claims, runs)])
     unfit = claims_of(runs={**shared, "optim.epochs": 7}, second={"method": "nkd"})
     assert (only(unfit, runs).numbers, only(unfit, runs).remark) == ("", "")
 

@@ -4,6 +4,7 @@ Each claim names the runs that test it. The conclusions are those of ``report.co
 the same tests are computed from numbers that are recorded with the claim in ``docs/results/claims.yaml``.
 """
 
+import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
@@ -396,19 +397,20 @@ def _rounded(value: float) -> float:
 
 # --- The page
 
-COLUMNS = ("claim", "tested on", "points", "seeds", "conclusion")
+COLUMNS = ("claim", "tested on", "points", "conclusion")
+USUAL_SEEDS = 5
+"""Number of seeds that the page does not repeat."""
 HOLDS, OPPOSITE, NOT_TESTED = "holds", "the opposite", "not tested"
 WORDS = {
     f"**{HOLDS}**, **{OPPOSITE}**": "the claim's first method is better, or worse: p is at most 0.05",
     "**no difference** of 1 point": "it is better or worse by less than that: both one-sided p are at most 0.05",
-    UNDECIDED: "neither; how many seeds would decide, with a probability of 0.8; *not worse*: by 1 point or more",
-    f"{UNDECIDED}: all seeds share one stage": "they are seeds of the last stage only; behind it, what holds for them",
+    f"{UNDECIDED} (n)": "neither; about n seeds would decide, with a probability of 0.8; *not worse*: by 1 point or more",
+    f"{UNDECIDED}: one stage": "all seeds share it: they are seeds of the last stage only; behind it, what holds for them",
     NOT_TESTED: "no runs, or numbers that allow no test over seeds and examples",
 }
 """Words of the page, and what they mean."""
 SHORTER = {
-    ", more than 100 seeds, or more examples, would decide": ", > 100 seeds",
-    " would decide": "",
+    ", more than 100 seeds, or more examples, would decide": " (> 100)",
     " by 1 point or more": "",
 }
 """Words of ``compare``, and what the page has instead."""
@@ -480,10 +482,10 @@ def _cells(outcome: Outcome) -> list[str]:
     setting = escaped(trial.setting)
     where = f"[{setting}]({trial.page})" if trial.page else setting
     points = escaped(trial.observed or "")
-    seeds = str(comparison.shared) if comparison and comparison.shared else ""
     if comparison and comparison.methods:
         points = f"{100 * comparison.methods.difference:+.2f} {bounds_text(*comparison.methods.interval)}"
-    return [where, points or ("" if outcome.numbers else "no runs here"), seeds, _conclusion_cell(outcome)]
+        points += f", {comparison.shared} seeds" if comparison.shared != USUAL_SEEDS else ""
+    return [where, points or ("" if outcome.numbers else "no runs here"), _conclusion_cell(outcome)]
 
 
 def _conclusion_cell(outcome: Outcome) -> str:
@@ -494,7 +496,7 @@ def _conclusion_cell(outcome: Outcome) -> str:
     stages = dict.fromkeys(stage for of_row in comparison.fixed_stages.values() for stage in of_row)
     if stages:
         decided = f" ({text.partition(',')[0]})" if comparison.conclusion != UNDECIDED else ""
-        return f"{UNDECIDED}: all seeds share one {' and one '.join(stages)}{decided}"
+        return f"{UNDECIDED}: one {' and one '.join(stages)}{decided}"
     if comparison.conclusion == SAME and comparison.margin is not None:
         return f"**no difference** of {quantity(comparison.margin, 'point', 'g')}"
     if comparison.conclusion in words:
@@ -503,7 +505,7 @@ def _conclusion_cell(outcome: Outcome) -> str:
         text = text.partition(", more than")[0]
     for long, short in SHORTER.items():
         text = text.replace(long, short)
-    return text
+    return re.sub(r", about (\d+) seeds would decide", r" (\1)", text)
 
 
 def main() -> int:
