@@ -103,11 +103,8 @@ def lines() -> Iterator[list[str]]:
     for case, lacking in CASES.items():
         by_size = [rates(lacking, examples) for examples in SIZES]
         for rule in RULES:
-            yield [
-                case if rule == IN_ORDER else "",
-                rule,
-                *(f"{100 * of_rule[rule][0]:.1f}, {100 * of_rule[rule][1]:.1f}" for of_rule in by_size),
-            ]
+            cells = (f"{100 * bad:.1f}, {100 * fine:.1f}" for bad, fine in (of_size[rule] for of_size in by_size))
+            yield [case if rule == IN_ORDER else "", rule, *cells]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -404,8 +404,8 @@ HOLDS, OPPOSITE, NOT_TESTED = "holds", "the opposite", "not tested"
 WORDS = {
     f"**{HOLDS}**, **{OPPOSITE}**": "the claim's first method is better, or worse: p is at most 0.05",
     "**no difference** of 1 point": "it is better or worse by less than that: both one-sided p are at most 0.05",
-    f"{UNDECIDED} (n)": "neither; about n seeds would decide, with a probability of 0.8; *not worse*: by 1 point or more",
-    f"{UNDECIDED}: one stage": "all seeds share it: they are seeds of the last stage only; behind it, what holds for them",
+    f"{UNDECIDED} (n)": "neither; about n seeds would decide (probability 0.8); *not worse*: by 1 point or more",
+    f"{UNDECIDED}: one stage": "all seeds share it; behind it, what holds for seeds of the last stage",
     NOT_TESTED: "no runs, or numbers that allow no test over seeds and examples",
 }
 """Words of the page, and what they mean."""

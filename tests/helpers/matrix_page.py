@@ -15,7 +15,7 @@ make matrix    # an hour; writes this page
 ```
 
 Every method with every student and every way to initialize it (`student.init.layers`) makes {cells} combinations.
-{refused} are refused before anything is trained; the other {trained}, {different} different students, train for two steps.
+{refused} are refused before anything is trained; the other {trained} train for two steps, {different} different students.
 Text teachers have a width of 32, and image teachers are ResNets.
 Students with a source of their own, such as `ettin_17m`, are built like `pretrained`; `static` has no layers.
 A number refers to a refusal below the table.
