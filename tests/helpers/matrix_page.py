@@ -15,13 +15,13 @@ make matrix    # an hour; writes this page
 ```
 
 Every method with every student and every way to initialize it (`student.init.layers`) makes {cells} combinations.
-{refused} are refused before anything is trained; the other {trained} train for two steps, {different} different students.
+{refused} are refused before anything is trained; the other {trained} train for two steps.
+Equal students are trained once: {different} differ.
 Text teachers have a width of 32, and image teachers are ResNets.
 Students with a source of their own, such as `ettin_17m`, are built like `pretrained`; `static` has no layers.
 A number refers to a refusal below the table.
 
 """
-
 
 def page(outcomes: Iterable[Sequence[str]]) -> str:
     """A table of methods by students, alike ones together, and the refusals.
@@ -51,10 +51,8 @@ def page(outcomes: Iterable[Sequence[str]]) -> str:
     counts = {"cells": len(told), "trained": len(keys), "refused": len(told) - len(keys), "different": len(set(keys))}
     return HEAD.format(**counts) + "\n".join(lines) + "\n"
 
-
 def shown(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
 
 def alike(entries: Mapping[str, tuple[str, ...]]) -> list[list[str]]:
     """The names, those with the same entry together."""
@@ -62,7 +60,6 @@ def alike(entries: Mapping[str, tuple[str, ...]]) -> list[list[str]]:
     for name, entry in entries.items():
         groups.setdefault(entry, []).append(name)
     return list(groups.values())
-
 
 if __name__ == "__main__":
     with open(sys.argv[1], newline="") as file:
