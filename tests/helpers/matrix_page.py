@@ -23,6 +23,7 @@ A number refers to a refusal below the table.
 
 """
 
+
 def page(outcomes: Iterable[Sequence[str]]) -> str:
     """A table of methods by students, alike ones together, and the refusals.
 
@@ -51,8 +52,10 @@ def page(outcomes: Iterable[Sequence[str]]) -> str:
     counts = {"cells": len(told), "trained": len(keys), "refused": len(told) - len(keys), "different": len(set(keys))}
     return HEAD.format(**counts) + "\n".join(lines) + "\n"
 
+
 def shown(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
 
 def alike(entries: Mapping[str, tuple[str, ...]]) -> list[list[str]]:
     """The names, those with the same entry together."""
@@ -60,6 +63,7 @@ def alike(entries: Mapping[str, tuple[str, ...]]) -> list[list[str]]:
     for name, entry in entries.items():
         groups.setdefault(entry, []).append(name)
     return list(groups.values())
+
 
 if __name__ == "__main__":
     with open(sys.argv[1], newline="") as file:
