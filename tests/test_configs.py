@@ -188,7 +188,7 @@ def located(monkeypatch: pytest.MonkeyPatch, tiny_bert_folder: Path) -> list[str
 
 def test_every_teacher_is_known_here() -> None:
     networks = {"resnet", "resnet20", "resnet56", "resnet110"}
-    assert choices("teacher") == sorted(TEACHERS.keys() | networks | {"ensemble", "labels", "zero_shot"})
+    assert choices("teacher") == sorted(TEACHERS.keys() | networks | {"ensemble", "labels"})
     assert choices("student") == sorted([*FOUND, *FRESH, "static", "resnet", "resnet8", "resnet20"])
 
 

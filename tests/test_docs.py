@@ -258,7 +258,7 @@ def test_the_commands_of_the_reference_print_their_group(reference: ModuleType) 
     assert missing == []
 
 
-OTHER_CHOICES = ("teacher=ensemble", "teacher=zero_shot", "teacher=compact", "tracker=wandb", "experiment=demo_images")
+OTHER_CHOICES = ("teacher=ensemble", "teacher=compact", "tracker=wandb", "experiment=demo_images")
 PRETRAINED = "method=pdf pretraining=mlm_nsp_two_lengths"
 
 

@@ -6,27 +6,19 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from seqeval import metrics
 
 from distill_runner.common.errors import UserError
 from distill_runner.report.resampling import SummedScores
 from distill_runner.report.sample_scores import mean_f1_of_counts
 from distill_runner.tasks.tokens.tags import (
-    BOUNDARY,
-    INVENTED,
-    MISSED,
-    RIGHT,
     SPELLINGS,
     TAG_METRICS,
-    TYPE,
     Scheme,
     TagScores,
     TagSet,
     complete_names,
     recognize,
-    standard_names,
     viterbi,
 )
 
@@ -100,27 +92,6 @@ def test_scores_are_seqevals(scheme: str) -> None:
         assert TAG_METRICS["accuracy"](scores) == pytest.approx(metrics.accuracy_score(gold, predicted), abs=1e-12)
 
 
-def test_errors_have_kinds() -> None:
-    names = TAGS["bio"]
-    gold = [["B-x", "I-x", "O", "B-y", "O", "B-x", "O", "O", "B-y", "I-y"]]
-    predicted = [["B-x", "O", "O", "B-x", "O", "O", "O", "B-y", "B-y", "I-y"]]
-    scores = scored(names, gold, predicted)
-    assert scores.errors == ([BOUNDARY, TYPE, MISSED, RIGHT], [BOUNDARY, TYPE, INVENTED, RIGHT])
-    assert scores.errors_by_type()["y"] == {RIGHT: 1, MISSED: 0, TYPE: 1, BOUNDARY: 0, INVENTED: 1}
-
-
-@given(st.sampled_from(sorted(TAGS)), st.integers(0, 10_000))
-def test_errors_add_up(scheme: str, seed: int) -> None:
-    scores = scored(TAGS[scheme], *drawn(TAGS[scheme], 8, seed))
-    gold, predicted = scores.errors
-    assert gold.count(RIGHT) == predicted.count(RIGHT) == int(scores.is_found.sum())
-    assert len(gold) == len(scores.gold_entities)
-    totals = {
-        kind: sum(row[kind] for row in scores.errors_by_type().values()) for kind in (RIGHT, MISSED, TYPE, BOUNDARY)
-    }
-    assert sum(totals.values()) == len(gold)
-
-
 @pytest.mark.parametrize("metric", TAG_METRICS)
 def test_counts_of_sentences_give_the_metric(metric: str) -> None:
     """So that paired tests, which resample sentences, compute it anew."""
@@ -184,7 +155,6 @@ def test_tags_mean_the_same_in_every_spelling(form: str, letters: str) -> None:
     standard = ["O", *(f"{letter}-{kind}" for kind in ("x-a", "y_b/c") for letter in letters)]
     names = ["O", *(form.format(*tag.split("-", 1)) for tag in standard[1:])]
     assert complete_names(names) == names
-    assert standard_names(names) == standard
     expected, tagset = TagSet.from_names(standard), TagSet.from_names(names)
     assert (tagset.scheme, tagset.type_names) == (expected.scheme, expected.type_names)
     assert (tagset.roles == expected.roles).all()

@@ -26,7 +26,7 @@ from distill_runner.methods.config import TERMS, argument_schema
 from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.schedules import CheckpointSchedule, LayerSchedule
-from distill_runner.models.config import ModelConfig, ZeroShot
+from distill_runner.models.config import ModelConfig
 from distill_runner.pipeline.config import PredictionSource, StageConfig, StoreConfig
 from distill_runner.sweeping.points import SweepConfig
 from distill_runner.tasks import TASK_TYPES
@@ -55,7 +55,6 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "stages.<name>.*": StageConfig,
     "stages.<name>.model.*": ModelConfig,
     "stages.<name>.prediction_source.*": PredictionSource,
-    "teacher.zero_shot.*": ZeroShot,
     "teacher.prediction_source.*": PredictionSource,
 }
 """Schema by the part of the configuration that it checks, as typed on the command line."""

@@ -25,7 +25,6 @@ from distill_runner.models.vectors import (
     vector_modules,
 )
 from distill_runner.models.weights import require_all
-from distill_runner.models.zero_shot import INFERENCE_REMEDY, Hypotheses, ZeroShotClassifier, load_hypotheses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,34 +55,12 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None, source:
 
     if source is None and model.source is not None:
         source = resolve_source(model.source)
-    if model.zero_shot is not None and source is not None:
-        hypotheses = Hypotheses.of_task(model.zero_shot, head, model.labels, source)
-        return _zero_shot(source, model, hypotheses)
     network = _network(model, head, vocab_size, source)
     if head.vectors is None:
         return network
     settings = saved_settings(head.vectors, source_folder(source))
     encoder: Any = SentenceEncoder(network, vector_modules(model, head.vectors, *_pooled(model, source)), settings)
     return encoder
-
-
-def _zero_shot(source: ModelSource, model: ModelConfig, hypotheses: Hypotheses) -> Any:
-    """Return a model of natural language inference as a classifier; ``random`` copies no weights."""
-    auto = transformers.AutoModelForSequenceClassification
-    if model.layers == "random":
-        return ZeroShotClassifier(auto.from_config(read_config(model, source), dtype=torch.float32), hypotheses)
-    error = UserError("teacher.zero_shot", None, f"{source.name} has no head", INFERENCE_REMEDY)
-    return ZeroShotClassifier(_load_with_head(source, model, auto, error), hypotheses)
-
-
-def _load_with_head(source: ModelSource, model: ModelConfig, auto: Any, no_head: UserError) -> PreTrainedModel:
-    """Load a fine-tuned model; raise ``no_head`` if its head is not in the files."""
-    network: PreTrainedModel
-    network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True)
-    require_all(network, info, source, model)
-    if info["missing_keys"] and not model.allow_missing:
-        raise no_head
-    return network
 
 
 def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: ModelSource | None = None) -> int:
@@ -167,10 +144,8 @@ def _resized(network: PreTrainedModel, vocab_size: int | None) -> PreTrainedMode
 
 def load_model(folder: Path, head: Head) -> PreTrainedModel:
     """Return the model that a stage saved in ``folder``, with its head."""
-    model = ModelConfig(source=str(folder), head="keep")
-    if (hypotheses := load_hypotheses(folder)) is not None:
-        return _zero_shot(resolve_source(str(folder)), model, hypotheses)
-    return build(model, head)
+    network: PreTrainedModel = build(ModelConfig(source=str(folder), head="keep"), head)
+    return network
 
 
 def require_cuttable(model: ModelConfig, source: ModelSource | None = None) -> None:
@@ -230,9 +205,12 @@ def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -
 
 def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: Any) -> PreTrainedModel:
     """Load a fine-tuned model; put the outputs of its head in the task's order by their names, or by their labels."""
-    problem = f"{source.name} has no head for the task {head.task}"
-    error = UserError("teacher.fine_tuned", True, problem, "Fine-tune it: " + override("teacher.fine_tuned", False))
-    network = _load_with_head(source, model, auto, error)
+    network: PreTrainedModel
+    network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True)
+    require_all(network, info, source, model)
+    if info["missing_keys"] and not model.allow_missing:
+        problem = f"{source.name} has no head for the task {head.task}"
+        raise UserError("teacher.fine_tuned", True, problem, "Fine-tune it: " + override("teacher.fine_tuned", False))
     if (order := head.output_order(model.output_names(source.label_names, source.name))) is not None:
         _reorder(output_layer(network), order)
     head.describe(network.config)

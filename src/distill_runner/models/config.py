@@ -21,26 +21,6 @@ _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation")
 Init = Literal["first", "first_last", "group_top", "alternate", "random", "embeddings_only", "static"]
 
 
-class ZeroShot(Schema):
-    """How a model of natural language inference finds the classes of a text.
-
-    Args:
-        template: hypothesis of a class; ``{}`` stands for the words of the class.
-        classes: words for the classes, in the order of the task; None takes the names of the classes.
-    """
-
-    template: str = "This example is {}."
-    classes: list[str] | None = Field(None, min_length=1)
-
-    def model_post_init(self, _context: Any) -> None:
-        if self.template.count("{}") != 1:
-            problem = "must have one {}, which stands for the words of a class"
-            remedy = override("teacher.zero_shot.template", "This example is {}.")
-            raise UserError("teacher.zero_shot.template", self.template, problem, remedy)
-        if self.classes and len(set(map(normalized_label, self.classes))) < len(self.classes):
-            raise UserError("teacher.zero_shot.classes", format_list(self.classes), "names a class twice")
-
-
 class ModelConfig(Schema):
     """Source and initial weights of a model.
 
@@ -61,8 +41,6 @@ class ModelConfig(Schema):
         head: ``new`` for a new head, or ``keep`` for the head of a fine-tuned source. The outputs of a kept head are
             put in the task's order by name.
         labels: names of a kept head's outputs, for a head whose configuration does not name them (LABEL_0, ...).
-        zero_shot: take the source as a model of natural language inference, which reads a hypothesis of each class; the
-            head is then that of inference, and is kept.
         architecture: configuration of a new model, with its ``model_type``.
         resize: give the source's table of embeddings a new row for each token that its tokenizer has beyond them, such
             as tokens that were added later. Otherwise such a tokenizer is an error.
@@ -85,7 +63,6 @@ class ModelConfig(Schema):
     ] = "first"
     head: Literal["new", "keep"] = "new"
     labels: list[str] | None = None
-    zero_shot: ZeroShot | None = None
     architecture: dict[str, Any] | None = None
     resize: bool = False
     allow_missing: bool = False

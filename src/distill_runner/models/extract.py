@@ -22,7 +22,6 @@ from distill_runner.models.attention import PackedAttention
 from distill_runner.models.families import PACKED, PROJECTIONS, Drop, Family, Layer, Projection
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.models.vectors import SentenceEncoder
-from distill_runner.models.zero_shot import ZeroShotClassifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,9 +38,6 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
     """Run ``model`` on ``batch`` as far as ``needs`` asks, without padding if its family allows."""
     if isinstance(batch, ImageBatch):
         return Features(logits=model(pixel_values=batch.pixel_values).logits)
-    if isinstance(model, ZeroShotClassifier):
-        logits_BCN = torch.stack([extract(model.network, pairs, needs).logits_OC for pairs in model.pairs(batch)], 1)
-        return Features(logits=model.class_logits(logits_BCN))
     if model.config.model_type in PACKED:
         return _extract_packed(model, batch, needs)
     from distill_runner.models.padded import extract_padded

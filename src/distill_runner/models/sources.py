@@ -415,7 +415,7 @@ def read_shape(model: ModelConfig, source: ModelSource | None = None) -> Encoder
             is kept may be any classifier of texts.
     """
     config = read_config(model, source)
-    if model.zero_shot is not None or (model.head == "keep" and is_other_classifier(config)):
+    if model.head == "keep" and is_other_classifier(config):
         return EncoderShape.of_classifier(config)
     key, remedy = (".model.source" if model.source else ".model.architecture"), "Take BERT or a similar encoder."
     is_encoder = config.model_type in (*MODEL_FOR_MASKED_LM_MAPPING_NAMES, TABLE) and not config.is_encoder_decoder

@@ -23,7 +23,6 @@ from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.sources import read_config
 from distill_runner.models.vectors import is_sentence_folder, source_folder
 from distill_runner.models.weights import WeightsReport
-from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.inputs import Inputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
@@ -215,21 +214,16 @@ def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         model, source, task = part.config.model, part.model_source, part.config.task
         if source is None or task is None or model.head != "keep":
             continue
-        if model.zero_shot is not None:
-            hypotheses = Hypotheses.of_task(model.zero_shot, part.head, model.labels, source)
-            matches = [f"'{text}'" for text in hypotheses.texts]
-            remark = f"; entailment is output {hypotheses.entailment}"
-        else:
-            try:
-                matches = part.head.output_texts(model.output_names(source.label_names, source.name) or {})
-            except UserError:
-                if (report := weights_report(part)) is not None and (report.new or report.fails):
-                    continue  # it has no head, which is said when it is loaded
-                raise
-            remark = "; outputs named by teacher.labels" if model.labels else ""
-            kind = source.config().problem_type
-            if part.head.problem_type and kind not in (None, part.head.problem_type):
-                remark += f"; its problem_type {kind} is not read: the task is {part.head.problem_type}"
+        try:
+            matches = part.head.output_texts(model.output_names(source.label_names, source.name) or {})
+        except UserError:
+            if (report := weights_report(part)) is not None and (report.new or report.fails):
+                continue  # it has no head, which is said when it is loaded
+            raise
+        remark = "; outputs named by teacher.labels" if model.labels else ""
+        kind = source.config().problem_type
+        if part.head.problem_type and kind not in (None, part.head.problem_type):
+            remark += f"; its problem_type {kind} is not read: the task is {part.head.problem_type}"
         pairs = [f"{name} = {text}" for name, text in zip(part.head.names or (), matches, strict=False)]
         if pairs:
             text = f"{part.name} {source.name}: {short_list(pairs)}{remark}"

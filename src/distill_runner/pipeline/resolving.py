@@ -14,7 +14,6 @@ from distill_runner.models.build import num_outputs
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.sources import ModelSource, read_shape, resolve_source, with_padding
-from distill_runner.models.zero_shot import Hypotheses
 from distill_runner.pipeline.config import PredictionSource, StageConfig
 from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer, TrimmedTokenizer
 
@@ -213,12 +212,6 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
         raise UserError(".model.num_layers", model.num_layers, problem, remedy)
     if source is None:
         shape = read_shape(model, model_source)
-        if model.zero_shot is not None and model_source is not None:
-            if task is None:
-                raise UserError("teacher.zero_shot", None, "needs a task with classes, but the stage has a corpus")
-            texts = Hypotheses.of_task(model.zero_shot, task.head, model.labels, model_source, len(task.columns))
-            max_length = shape.max_length - texts.max_tokens  # a text leaves positions for the longest hypothesis
-            shape = replace(shape, model_type=f"zero-shot {shape.model_type}", max_length=max_length)
         if shape.gives_logits_only and epochs != 0:
             problem = f"a {shape.model_type} cannot be trained: only its logits are read, with the head that it has"
             raise UserError(".optim.epochs", epochs, problem, "Leave it out, or take BERT or a similar encoder.")

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from distill_runner.common.errors import UserError, quantity, suggestion
-from distill_runner.datasets.evaluate_metrics import is_external
 from distill_runner.datasets.metrics import metric_function
 from distill_runner.report.collect import TEST_PREDICTIONS, Result, scored_on, tested_on
 from distill_runner.report.frame import Cell, Point, ResultTable, held_out_column
@@ -25,8 +24,6 @@ Where examples depend on each other, they have ``clusters`` (N,) and, if the sco
 ``score-<metric>`` (N,). If it is the F1 of sums over examples, they have ``counts-<metric>`` (N, 3) instead: true
 positives, predicted and actual positives of each; or (N, 3 T), whose F1 is the mean over T classes.
 """
-CLUSTERED = "clustered"
-"""Source of predictions of which several belong to one text, by a metric that has no score for each of them."""
 BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "the same", "undecided"
 
 
@@ -279,8 +276,6 @@ def _paired_scores(first: Point, second: Point) -> tuple[PairedScores | None, li
     complete = [[of_run for of_run in point if of_run] for point in predictions]
     if any(len(point) < len(runs) for point, runs in zip(complete, predictions, strict=True)):
         return None, ["no test over examples: predictions are not kept for all runs"]
-    if any(of_run.source == CLUSTERED for point in complete for of_run in point):
-        return None, ["no test over examples: by this metric, questions on one text are not drawn together"]
     if (scores := pair_predictions(first.runs[0]["metric"], *complete)) is None:
         return None, ["no test over examples: their examples, or the numbers of their classes, differ"]
     return scores, []
@@ -321,9 +316,6 @@ class Predictions:
         for source in ("counts", "score"):
             if (values := arrays.get(f"{source}-{metric}")) is not None:
                 return cls(source, values, arrays["clusters"])
-        if is_external(metric) and "items" in arrays:
-            is_clustered = len({*arrays["clusters"].tolist()}) < len(arrays["items"]) if "clusters" in arrays else False
-            return cls(CLUSTERED if is_clustered else "outputs", arrays["items"], arrays["references"])
         return cls("outputs", arrays["outputs"], arrays["labels"])
 
     def is_paired_with(self, other: "Predictions") -> bool:
@@ -331,7 +323,7 @@ class Predictions:
         return same and np.array_equal(self.units, other.units)
 
     def score(self, metric: str) -> float:
-        if self.source in ("outputs", CLUSTERED):
+        if self.source == "outputs":
             return metric_function(metric)(self.values, self.units)
         return float(self.values.mean() if self.source == "score" else mean_f1_of_counts(self.values.sum(axis=0)))
 

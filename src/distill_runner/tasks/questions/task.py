@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError, override, suggestion
 from distill_runner.common.schema import Assumption
-from distill_runner.datasets.evaluate_metrics import answer_items, as_items, external_metric, is_external
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.tables import read_rows
 from distill_runner.models.config import Head
@@ -115,7 +114,6 @@ class QuestionsTask(Task):
     served_cut = "questions.encode(text[0], add_special_tokens=False).overflowing for text in inputs"
     agreement_name = "same answer"
     metric_functions = METRICS
-    output_kind = "answers"
     example_fields = frozenset({"columns", "label", "type", "max_length", "version", "unanswerable", "windowing"})
 
     type: Annotated[
@@ -156,7 +154,7 @@ class QuestionsTask(Task):
                 raise UserError("task.languages", name, "is not a validation or test split", remedy)
         if not self.unanswerable:
             for metric in self.metrics:
-                if metric not in ("f1", "exact_match") and not is_external(metric):
+                if metric not in ("f1", "exact_match"):
                     remedy = override("task.metrics", ["f1"]) + ", or " + override("task.unanswerable", True)
                     raise UserError("task.metrics", metric, "applies only to tasks with unanswerable questions", remedy)
         return self
@@ -266,16 +264,7 @@ class QuestionsTask(Task):
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
         scores = self.answer_scores(self.spans(outputs, split), split)
-        return {
-            name: external_metric(name)(*self._items(outputs, split)) if is_external(name) else METRICS[name](scores)
-            for name in self.metrics
-        }
-
-    def _items(self, outputs: np.ndarray, split: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return predictions (Q, 1) and references (Q,) for metrics of ``evaluate``, in the format of SQuAD's."""
-        rows = zip(_questions(split), self.answers(outputs, split), strict=True)
-        pairs = [answer_items(question.id, text, question.answers) for question, text in rows]
-        return as_items([one for one, _ in pairs])[:, None], as_items([other for _, other in pairs])
+        return {name: METRICS[name](scores) for name in self.metrics}
 
     def agreement(self, outputs: np.ndarray, reference: np.ndarray, split: Any) -> float:
         """Return the share of questions with the same answer."""
@@ -286,8 +275,6 @@ class QuestionsTask(Task):
         spans = self.spans(outputs, split)
         scores = self.answer_scores(spans, split)
         arrays: dict[str, Any] = {"score-f1": scores.f1, "score-exact_match": scores.exact}
-        if any(map(is_external, self.metrics)):
-            arrays["items"], arrays["references"] = self._items(outputs, split)
         np.savez(file, spans=spans, clusters=split.contexts, **arrays)
 
     def example_predictions(self, outputs: np.ndarray, split: Any) -> ExamplePredictions:

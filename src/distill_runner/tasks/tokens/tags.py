@@ -19,7 +19,6 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.common.terminal import Undefined
-from distill_runner.datasets.evaluate_metrics import as_items
 
 Scheme = Literal["bio", "iob1", "bioes", "plain"]
 OUTSIDE = "O"
@@ -39,8 +38,6 @@ _LOOKS_LIKE_ROLE = (
 )
 """Tags that name a role in another way than ``SPELLINGS``: b-PER, Begin-PER, PER(B), BPER."""
 _MISSPELLED = re.compile(r"[BI]|[BI]_.+|.+-[BI]", re.DOTALL)
-RIGHT, TYPE, BOUNDARY, MISSED, INVENTED = "right", "wrong type", "wrong boundary", "missed", "invented"
-ERRORS = (MISSED, TYPE, BOUNDARY, INVENTED)
 
 
 @dataclass(frozen=True)
@@ -211,13 +208,6 @@ def _require_types(typed: Sequence[str]) -> None:
                 raise UserError("task.label", None, problem, remedy)
 
 
-def standard_names(names: Sequence[str]) -> list[str]:
-    """Return tags as B-PER, which other programs read, however they are written."""
-    typed = [name for name in names if name != OUTSIDE]
-    standard = dict(zip(typed, [f"{letter}-{kind}" for letter, kind in (spelling(typed) or ("", []))[1]], strict=False))
-    return [standard.get(name, name) for name in names]
-
-
 def parse_tags(names: Sequence[str]) -> list[tuple[int, str]] | None:
     """Return role and type of tags that name roles; None if the tags are plain.
 
@@ -344,15 +334,6 @@ class TagScores:
             return Undefined(0.0, f"no entity is {ABSENT.get(name, 'predicted or present')}")
         return float((2 * right / (predicted + actual)).mean())
 
-    def items(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the predicted tags (S, 1) and those of the data (S,) by sentence, for metrics of ``evaluate``."""
-        names = np.array(standard_names(self.tagset.names), dtype=object)
-        predicted, gold = (
-            as_items([part.tolist() for part in np.split(names[tags], self.bounds[1:-1])])
-            for tags in (self.predicted, self.gold)
-        )
-        return predicted[:, None], gold
-
     def sentence_of(self, words: Any) -> Any:
         """Return the number of the sentence of a word, or of each word."""
         return np.searchsorted(self.bounds, words, side="right") - 1
@@ -367,36 +348,6 @@ class TagScores:
                 shares = {"precision": right / max(predicted, 1), "recall": right / max(actual, 1)}
                 rows[name] = shares | {"f1": 2 * right / (predicted + actual), "support": actual}
         return rows
-
-    @cached_property
-    def errors(self) -> tuple[list[str], list[str]]:
-        """What became of each entity of the data, (E,), and of each predicted one.
-
-        An entity that is not right has a wrong boundary if a predicted entity of its type shares words with it, else a
-        wrong type if any predicted one does, else it is missed. A predicted entity is invented if it shares no word
-        with an entity of the data; its kind is otherwise that of the overlap.
-        """
-        sides = self.gold_entities.tolist(), self.predicted_entities.tolist()
-        return _errors(*sides, MISSED), _errors(*sides[::-1], INVENTED)
-
-    def errors_by_type(self) -> dict[str, dict[str, int]]:
-        """Return the number of errors of each kind by type: of the data's types, and of the predicted for invented."""
-        table = {name: dict.fromkeys((RIGHT, *ERRORS), 0) for name in self.tagset.type_names}
-        for entities, errors in zip((self.gold_entities, self.predicted_entities), self.errors, strict=True):
-            for kind, error in zip(entities[:, 2].tolist(), errors, strict=True):
-                table[self.tagset.type_names[kind]][error] += entities is self.gold_entities or error == INVENTED
-        return {name: row for name, row in table.items() if any(row.values())}
-
-
-def _errors(entities: list[list[int]], others: list[list[int]], without_overlap: str) -> list[str]:
-    owner = {word: other for other in others for word in range(other[0], other[1])}
-    errors = []
-    for entity in entities:
-        overlaps = [owner[word] for word in range(entity[0], entity[1]) if word in owner]
-        kinds = {other[2] for other in overlaps}
-        error = BOUNDARY if entity[2] in kinds else TYPE if kinds else without_overlap
-        errors.append(RIGHT if entity in overlaps else error)
-    return errors
 
 
 ABSENT = {"precision": "predicted", "recall": "present"}

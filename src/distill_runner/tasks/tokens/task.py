@@ -1,7 +1,7 @@
 """Tasks on labels of words: their examples, head, losses, scores and predictions."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -11,7 +11,6 @@ from pydantic import Field, field_validator, model_validator
 
 from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.common.schema import Assumption
-from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.near_copies import sketches
 from distill_runner.datasets.readers.table import TableRecord
@@ -43,7 +42,6 @@ from distill_runner.tasks.tokens.tags import (
 )
 
 if TYPE_CHECKING:
-    from distill_runner.datasets.batches import Batch
     from distill_runner.datasets.corpora import TransferSet
     from distill_runner.methods.outputs import Outputs
 
@@ -81,7 +79,6 @@ class TokensTask(Task):
     has_token_outputs = True
     inferred_fields: ClassVar[tuple[str, ...]] = ("scheme",)
     metric_functions = TAG_METRICS
-    output_kind = "tags"
     example_fields = frozenset(
         {"columns", "label", "labels", "type", "version", "max_length", "overlap", "pieces", "offsets", "misaligned"}
     )
@@ -284,10 +281,7 @@ class TokensTask(Task):
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
         scores = self.tag_scores(outputs, split)
-        return {
-            name: external_metric(name)(*scores.items()) if is_external(name) else TAG_METRICS[name](scores)
-            for name in self.metrics
-        }
+        return {name: TAG_METRICS[name](scores) for name in self.metrics}
 
     def scores_by_class(self, outputs: np.ndarray, split: Any) -> dict[str, dict[str, float]]:
         return self.tag_scores(outputs, split).by_type() if self.tagset.outside is not None else {}
@@ -307,22 +301,8 @@ class TokensTask(Task):
     def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
         """Save the counts of each sentence for each metric, and the predicted tags; paired tests resample sentences."""
         scores = self.tag_scores(outputs, split)
-        own = [name for name in self.metrics if not is_external(name)]
-        arrays: dict[str, Any] = {f"counts-{name}": scores.summed_counts(name) for name in own}
-        if len(own) < len(self.metrics):
-            arrays["items"], arrays["references"] = scores.items()
+        arrays: dict[str, Any] = {f"counts-{name}": scores.summed_counts(name) for name in self.metrics}
         np.savez(file, tags=scores.predicted.astype(np.int32), clusters=np.arange(split.num_examples), **arrays)
-
-    def save_pictures(self, folder: Path, epochs: "Iterator[Batch]", outputs: np.ndarray, split: Any) -> None:
-        """Save a picture of the errors by type, and a page of sentences with their errors in color."""
-        from distill_runner.tasks.tokens.pictures import save_error_page, save_errors
-
-        if self.tagset.outside is not None:
-            scores, name = self.tag_scores(outputs, split), next(iter(self.validation.values()))
-            folder.mkdir(parents=True, exist_ok=True)
-            save_errors(folder / "errors.png", scores.errors_by_type())
-            texts = self.examples(name).texts[0]
-            save_error_page(folder / "errors.html", f"{self.name}, {name}", texts, split, scores)
 
     def example_predictions(self, outputs: np.ndarray, split: Any) -> ExamplePredictions:
         """Return the predictions for the entities of the data, or for its words if no tag is O.
