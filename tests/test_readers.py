@@ -261,11 +261,32 @@ def test_what_the_reader_decides_is_recorded(tmp_path: Path) -> None:
     assert record(tmp_path, "train.csv", "text\nx\n".encode("utf-16")).files[0].remarks == ["utf-16"]
 
 
-def test_texts_with_lines_that_look_like_rows_are_warned_of(tmp_path: Path) -> None:
-    """Not every such text is a mistake, so a user is told instead of stopped."""
-    content = "text,label\n" + "".join(LINES) + '"a list:\ngood film,pos\nbad film",neg\n'
-    (warning,) = record(tmp_path, "train.csv", content).files[0].warnings
-    assert "a value from line 32 has lines that look like rows" in warning
+@pytest.mark.parametrize("text", ["a list:\ngood film,pos\nbad film", "Hello,\nit broke"])
+def test_texts_with_lines_like_rows_are_read(tmp_path: Path, text: str) -> None:
+    """Letters and lists have commas too: one of the lines is no row."""
+    content = "text,label\n" + "".join(LINES) + f'"{text}",neg\n' * 2
+    (tmp_path / "train.csv").write_text(content)
+    assert columns(tmp_path)["text"][30:] == [text, text]
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ('text\tlabel\n"Wait," he said\t0\n', ['"Wait," he said']),
+        ('text\tlabel\nhe said "wait"\t0\n"wait"\t1\n', ['he said "wait"', '"wait"']),
+        ('"text"\t"label"\n"wait"\t"0"\n', ["wait"]),
+        ('text\tlabel\n"a\tb"\t0\n', ["a\tb"]),
+        ('text\tlabel\n"he said ""wait"""\t0\n', None),
+        ('text\tlabel\n"wait"\t0\n', None),
+    ],
+)
+def test_marks_in_tsv_are_read_in_the_only_way(tmp_path: Path, content: str, texts: list[str] | None) -> None:
+    """They are plain in GLUE's files, and enclose values in those of pandas."""
+    (tmp_path / "train.tsv").write_text(content)
+    if texts is None:
+        assert "marks that may enclose values, or be a part of them" in refusal(lambda: columns(tmp_path))
+    else:
+        assert columns(tmp_path)["text"] == texts
 
 
 # --- Encodings and forms

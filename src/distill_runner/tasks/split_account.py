@@ -92,7 +92,6 @@ def account_of_tables(split: str, tables: Sequence[TableRecord], texts: list[str
         " + ".join(name for name in label if name in columns),
         [name for name in columns if name not in {*texts, *label}],
         unlabeled=sum(table.num_unlabeled for table in by_origin.values()),
-        warnings=[warning for record in files for warning in record.warnings],
     )
 
 

@@ -1,8 +1,9 @@
 """CSV and TSV files. Every value is text; a row has a value for each column, or the file is refused by its line."""
 
 import csv
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,8 +14,6 @@ from distill_runner.datasets.readers.text_files import TextFile
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 SAMPLE_ROWS = 100
 """Rows from which the separator is chosen."""
-MAX_VALUES, MAX_CATEGORICAL = 1000, 50
-"""Largest number of different values of a categorical column, and of such columns, in the search for lost rows."""
 MAX_LONG_ROWS = 1000
 """Rows of several lines that are searched for lost rows."""
 MARK_REMEDY = 'Inside a quoted value, a quotation mark is written "".'
@@ -77,7 +76,8 @@ class DelimitedReader(Reader):
         except csv.Error as error:
             raise self._malformed(error, end + 1, reader.line_num) from error
         record.lines = reader.line_num + self._skipped
-        record.warnings += self._lost_rows(long_rows, record.name)
+        if width > 1:  # any line looks like a row of one column
+            self._require_no_lost_rows(long_rows)
         record.remarks += self._file.remarks
         if not self._is_tsv and self._separator != ",":
             record.remarks.append(f"separated by {SEPARATORS[self._separator]}")
@@ -119,27 +119,27 @@ class DelimitedReader(Reader):
     def _tsv_quoting(self) -> int:
         """Return whether quotation marks are plain characters, or enclose values as in CSV.
 
-        A writer of CSV puts marks around values that contain a mark, a tab or a new line, and doubles the marks inside.
-        A file that does so everywhere, and nowhere else, was written so.
+        They enclose values if the names of all columns are in marks. They are plain if a value has a mark inside and
+        none in front, which no writer of CSV makes. Otherwise, the one way is taken in which all rows fit.
 
         Raises:
-            FileProblem: both are possible.
+            FileProblem: all rows fit in both ways, with other values.
         """
-        marks = _count_marks(self._file.lines())
-        if marks["names"]:
+        names = next(self._file.lines(), "").rstrip("\r\n").split("\t")
+        if all(len(name) > 1 and name[0] == name[-1] == '"' for name in names):
             return csv.QUOTE_MINIMAL
-        if marks["bare"]:
+        marked = [line.rstrip("\r\n").split("\t") for line in self._file.lines() if '"' in line]
+        # A value of several lines ends with a mark, and has doubled ones.
+        inner = (value.replace('""', "").removesuffix('"') for values in marked for value in values if value[:1] != '"')
+        if not marked or any('"' in value for value in inner):
             return csv.QUOTE_NONE
-        if marks["plain"]:
-            is_possible = {quoting: self._width(self._reader(quoting=quoting)) > 0 for quoting in _QUOTINGS}
-        else:
-            is_possible = dict(zip(_QUOTINGS, (marks["necessary"] > 0, not marks["necessary"]), strict=True))
-            is_possible[csv.QUOTE_NONE] |= marks["needless"] > 0
-        if all(is_possible.values()):
+        ways = csv.QUOTE_NONE, csv.QUOTE_MINIMAL
+        fitting = [quoting for quoting in ways if self._width(self._reader(quoting=quoting))]
+        if len(fitting) == 2 and list(self._reader(quoting=ways[0])) != list(self._reader(quoting=ways[1])):
             problem = "has quotation marks that may enclose values, or be a part of them"
             remedy = f"If they enclose them, rename {self._file.file.name} to .csv; if not, save the file as .jsonl."
             raise FileProblem(problem, remedy)
-        return csv.QUOTE_MINIMAL if is_possible[csv.QUOTE_MINIMAL] else csv.QUOTE_NONE
+        return fitting[0] if fitting else csv.QUOTE_NONE
 
     def _ragged(self, line: int, row: Sequence[str]) -> FileProblem:
         values = "1 value" if len(row) == 1 else f"{len(row)} values"
@@ -158,77 +158,30 @@ class DelimitedReader(Reader):
             return FileProblem(f"line {line} goes on after the closing quotation mark{where}", MARK_REMEDY)
         return FileProblem(f"line {line} cannot be read: {message}", "Repair or remove this line.")
 
-    def _lost_rows(self, long_rows: dict[int, list[str]], name: str) -> list[str]:
+    def _require_no_lost_rows(self, long_rows: dict[int, list[str]]) -> None:
         """Search values of several lines for rows that a wrong quotation mark has swallowed.
 
-        A line of such a value looks like a row if it has a value for each column, and one of them is repeated, in rows
-        of one line or in the same value, in a column of few values, such as that of the labels.
+        A line looks like a row if it has, by the separators alone, a value for each column, and one of them is repeated
+        in a column of few values, such as that of the labels.
 
-        Returns:
-            A warning for values that may hold rows.
         Raises:
             FileProblem: all lines of a value but its last look like rows.
         """
-        width = len(self._first_row)
-        if not long_rows or width == 1:  # any line looks like a row of one column
-            return []
-        reader, previous, count = self._reader(), 0, 0
-        counters = {position: Counter[str]() for position in range(min(width, MAX_CATEGORICAL))}
-        for row in reader:
-            if reader.line_num - previous == 1 and previous and len(row) == width:
-                count += 1
-                for position, counter in list(counters.items()):
-                    counter[row[position]] += 1
-                    if len(counter) > MAX_VALUES:
-                        del counters[position]
-            previous = reader.line_num
-        suspects = list[int]()
+        width, num_rows = len(self._first_row), 0
+        counters = [Counter[str]() for _ in range(width)]
+        for row in self._reader() if long_rows else ():
+            if len(row) == width and not re.search(r"[\r\n]", "".join(row)):
+                num_rows += 1
+                for counter, value in zip(counters, row, strict=True):
+                    counter[value] += 1
         for line, row in long_rows.items():
-            lines = self._lines_of_value(row)
-            fitting = [values for values in lines if len(values) == width]
-            own = {position: Counter(values[position] for values in fitting) for position in counters}
-            few = [i for i in own if 2 * len(counters[i].keys() | own[i].keys()) <= count + len(fitting)]
-            has_category = [any(one[i] and counters[i][one[i]] + own[i][one[i]] > 1 for i in few) for one in fitting]
-            if lines and len(fitting) == len(lines) and all(has_category):
+            lines = [one.split(self._separator) for one in re.split(r"\r\n?|\n", self._separator.join(row))[:-1]]
+            if any(len(values) != width for values in lines):
+                continue
+            own = [Counter(column) for column in zip(*lines, strict=True)]
+            sizes = [len(counters[i]) + len(own[i].keys() - counters[i].keys()) for i in range(width)]
+            few = [i for i, size in enumerate(sizes) if 2 * size <= num_rows + len(lines)]
+            if all(any(one[i] and counters[i][one[i]] + own[i][one[i]] > 1 for i in few) for one in lines):
                 problem = f"the quotation mark in line {line + self._skipped} swallows the rows up to line"
                 remedy = 'Inside a value, a mark is written "". If its lines only look like rows, save it as .jsonl.'
                 raise FileProblem(f"{problem} {line + self._skipped + len(lines)}", remedy)
-            suspects += [line + self._skipped] * any(has_category)
-        problem = f"{name}: a value from line {suspects[0]} has lines that look like rows" if suspects else ""
-        return [f"{problem}: is a quotation mark wrong?"] if suspects else []
-
-    def _lines_of_value(self, row: Sequence[str]) -> list[list[str]]:
-        """Return the lines of a row's first value of several lines, but its last line, each divided into values."""
-        position = next(i for i, value in enumerate(row) if "\n" in value or "\r" in value)
-        lines = row[position].split("\n" if "\n" in row[position] else "\r")[:-1]
-        divided = [next(csv.reader([line.replace("\r", " ")], delimiter=self._separator), []) for line in lines]
-        return [[*row[:position], *divided[0]], *divided[1:]]
-
-
-_QUOTINGS = (csv.QUOTE_MINIMAL, csv.QUOTE_NONE)
-
-
-def _count_marks(lines: Iterable[str]) -> Counter[str]:
-    """Return how quotation marks are used in the values of a TSV file.
-
-    Returns:
-        Number of values in marks that a writer of CSV needs (``necessary``) or does not (``needless``), of values with
-        marks elsewhere (``plain``), and of those among them that no such writer makes (``bare``); and ``names``, 1 if
-        the names of all columns are in marks.
-    """
-    marks = Counter[str]()
-    for number, line in enumerate(lines):
-        if '"' not in line:
-            continue
-        values = line.rstrip("\r\n").split("\t")
-        enclosed = [len(value) > 1 and value[0] == value[-1] == '"' for value in values]
-        marks["names"] += number == 0 and all(enclosed)
-        for value, is_enclosed in zip(values, enclosed, strict=True):
-            inner = value[1:-1]
-            if is_enclosed and '"' not in inner.replace('""', ""):
-                # A value that is empty is in marks if its row has no other.
-                marks["necessary" if '""' in inner or not inner else "needless"] += 1
-            else:
-                marks["plain"] += '"' in value
-                marks["bare"] += value[:1] != '"' and '"' in value.replace('""', "").removesuffix('"')
-    return marks

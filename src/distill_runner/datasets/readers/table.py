@@ -98,14 +98,12 @@ class FileRecord:
         rows: number of rows read.
         lines: number of lines of a file of text, with the line of the column names.
         remarks: what the reader decided, such as a separator, or left out, such as blank lines.
-        warnings: what the reader cannot be sure of.
     """
 
     name: str
     rows: int = 0
     lines: int | None = None
     remarks: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -155,7 +153,7 @@ class Reader:
     untyped: ClassVar[bool] = False
 
     def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
-        """Yield the rows, and add lines, remarks and warnings to the record.
+        """Yield the rows, and add lines and remarks to the record.
 
         Args:
             names: columns that are needed; other ones may be left out. None takes all.
@@ -316,7 +314,7 @@ class Table:
             FileProblem: a row cannot be read, or could be read in several ways.
         """
         for record, reader in zip(self._files, self._readers.values(), strict=True):
-            record.rows, record.lines, record.remarks, record.warnings = 0, None, [], []
+            record.rows, record.lines, record.remarks = 0, None, []
             columns = None if reader.names is not None else dict.fromkeys(self.column_names)
             with problems_of(record.name if len(self._files) > 1 else ""):
                 for row in reader.rows(record, names):
