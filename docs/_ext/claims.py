@@ -452,8 +452,9 @@ def summary_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
     for claim in claims.claims:
         rows.setdefault(claim.paper, []).append(_summary([next(in_order) for _ in claim.trials]))
     for paper, of_paper in rows.items():
-        header = ("claim", "points", "weakest conclusion", "pages")
-        parts += [f"### {paper}", markdown_table(header, of_paper, text_columns=len(header))]
+        header = ("claim", "points", "weakest conclusion")
+        heading = f"### [{paper}](claims.md#{paper.lower().replace(' ', '-')})"
+        parts += [heading, markdown_table(header, of_paper, text_columns=len(header))]
     return "\n\n".join([*parts, claims.closing.strip()]) + "\n"
 
 
@@ -470,11 +471,9 @@ def _summary(trials: Sequence[Outcome]) -> list[str]:
         weakest += f" ({tested.count(weakest)} of {len(tested)} settings)"
     if FROM_WEAKEST[-1] in tested and not weakest.startswith(FROM_WEAKEST[-1]):
         weakest += f", holds in {tested.count(FROM_WEAKEST[-1])}"
-    pages = dict.fromkeys(outcome.trial.page for outcome in trials if outcome.trial.page)
-    links = [f"[{Path(page.partition('#')[0]).stem}]({page})" for page in pages]
     ends = [f"{round(value, 1) + 0.0:+.1f}" for value in points[:1] + points[-1:]]
     span = " to ".join(dict.fromkeys(ends))
-    return [escaped(trials[0].claim.claim), span, weakest, ", ".join(links)]
+    return [escaped(trials[0].claim.claim), span, weakest]
 
 
 def _cells(outcome: Outcome) -> list[str]:
