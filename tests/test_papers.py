@@ -44,8 +44,8 @@ def page(paper: str) -> str:
         "Hours are computed for one NVIDIA A100 at 40% of its peak in bf16 (`python -m benchmarks.paper_hours`); "
         "`plan=true` has those of your machine.",
         "",
-        "| | shows | reproduced by | training runs, hours | what differs | measured at small scale |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| | shows | reproduced by | training runs, hours | what differs; measured at small scale |",
+        "| --- | --- | --- | --- | --- |",
     ]
     drawings = [f"{place} ({row[0]}{row[2] and f', `{row[2]}`'})" for place, row in rows.items() if row[1] == "drawing"]
     for place, (shows, how, source, runs, differs, measured) in rows.items():
@@ -57,7 +57,9 @@ def page(paper: str) -> str:
         cost = f"{hours:,.{0 if hours >= 10 else 1}f}" if hours else ""
         effort = f"{runs}, {cost} h" if cost else runs
         if how != "drawing":
-            lines.append(f"| {place.replace(' ', '&nbsp;')} | {shows} | {label} | {effort} | {differs} | {link} |")
+            lines.append(
+                f"| {place.replace(' ', '&nbsp;')} | {shows} | {label} | {effort} | {'; '.join(filter(None, (differs, link)))} |"
+            )
     return "\n".join([*lines, "", f"Drawings: {', '.join(drawings)}.", ""])
 
 

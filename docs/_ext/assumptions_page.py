@@ -89,9 +89,9 @@ def page() -> str:
     for name, schema in parts():
         for option, assumption in schema_assumptions(schema):
             key = f"{name}.{option}" + ("" if assumption.value is ANY_VALUE else f"={format_value(assumption.value)}")
-            rows.append((f"`{key}`", assumption.text, assumption.source))
-    options = markdown_table(["option", "assumption", "source"], _together(rows), text_columns=3)
-    files = markdown_table(["choice", "option", "assumption"], _together(sorted(_of_files())), text_columns=3)
+            rows.append((f"`{key}`", f"{assumption.text} ({assumption.source})"))
+    options = markdown_table(["option", "assumption"], _together(rows), text_columns=2)
+    files = markdown_table(["choice: option", "assumption"], _together(sorted(_of_files())), text_columns=2)
     return PAGE.format(options=options, files=files)
 
 
@@ -113,7 +113,7 @@ def _of_files() -> Iterator[list[str]]:
                 entry = assumption if isinstance(assumption, Mapping) else {"text": assumption}
                 value = entry.get("value", REFERENCE)  # a reference is the value that the file itself gives the option
                 option = key if REFERENCE in str(value) else f"{key}={format_value(value)}"
-                yield [f"`{choice}`", f"`{option}`", re.sub(VALUE_IN_TEXT, r"`\1`", entry["text"])]
+                yield [f"`{choice}`: `{option}`", re.sub(VALUE_IN_TEXT, r"`\1`", entry["text"])]
 
 
 if __name__ == "__main__":
