@@ -56,10 +56,9 @@ def page(paper: str) -> str:
         link = ", ".join(f"[{name}](../results/{name}.md)" for name in measured.split())
         cost = f"{hours:,.{0 if hours >= 10 else 1}f}" if hours else ""
         effort = f"{runs}, {cost} h" if cost else runs
+        remarks = "; ".join(filter(None, (differs, link)))
         if how != "drawing":
-            lines.append(
-                f"| {place.replace(' ', '&nbsp;')} | {shows} | {label} | {effort} | {'; '.join(filter(None, (differs, link)))} |"
-            )
+            lines.append(f"| {place.replace(' ', '&nbsp;')} | {shows} | {label} | {effort} | {remarks} |")
     return "\n".join([*lines, "", f"Drawings: {', '.join(drawings)}.", ""])
 
 
