@@ -41,12 +41,7 @@ from distill_runner.report.card import write_card
 from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS
 from distill_runner.report.formats import result_row
 from distill_runner.report.identity import recorded_identity
-from distill_runner.report.result import (
-    describe_run,
-    environment,
-    run_result,
-    stage_assumptions,
-)
+from distill_runner.report.result import describe_run, environment, run_result, stage_assumptions
 from distill_runner.report.scores import TEACHER, scores_of_teacher
 from distill_runner.tasks.classification import MAX_CLASSES
 from distill_runner.tasks.splits import OPTIONAL

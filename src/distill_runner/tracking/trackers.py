@@ -323,10 +323,7 @@ class TensorBoardTracker(Tracker):
         self.writer.close()
 
 
-OPTIONAL: dict[str, Callable[..., Tracker]] = {
-    "wandb": WandbTracker,
-    "tensorboard": TensorBoardTracker,
-}
+OPTIONAL: dict[str, Callable[..., Tracker]] = {"wandb": WandbTracker, "tensorboard": TensorBoardTracker}
 
 
 # Trackers of a run and of a sweep

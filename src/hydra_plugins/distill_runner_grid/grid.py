@@ -61,14 +61,7 @@ class GridSweeper(Sweeper):
         )
         from distill_runner.sweeping.plan import show_plan
         from distill_runner.sweeping.points import SweepConfig, expand
-        from distill_runner.sweeping.sweep import (
-            finish,
-            require_points,
-            run_grid,
-            submit_grid,
-            submitter,
-            sweep_folder,
-        )
+        from distill_runner.sweeping.sweep import finish, require_points, run_grid, submit_grid, submitter, sweep_folder
 
         hydra, plain = self.config.hydra, OmegaConf.to_container(self.config.sweep, resolve=True)
         settings = validate_config(SweepConfig, plain, "sweep.")
