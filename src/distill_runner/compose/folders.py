@@ -9,15 +9,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from distill_runner.common.errors import UserError
 
-OWN_FOLDER = "conf"
-"""Name of the user's configuration folder, which is found in the working folder without an option."""
-
-
-class _ConfigDir:
-    """Folder that ``--config-dir`` names in this process: as an absolute path, and as it was typed."""
-
-    folder: Path | None = None
-    typed: str | None = None
+CONFIG_DIR = list[str]()
+"""The option ``--config-dir`` of this process with its folder, as it was typed; empty if it was not typed."""
 
 
 def config_folder() -> Path:
@@ -34,12 +27,7 @@ def use_folder(folder: str | None) -> None:
     """
     if folder is not None and not Path(folder).is_dir():
         raise UserError("--config-dir", folder, "there is no such folder")
-    _ConfigDir.folder, _ConfigDir.typed = Path(folder).absolute() if folder is not None else None, folder
-
-
-def config_dir_option() -> list[str]:
-    """Return the option ``--config-dir`` as it was typed; an empty list if it was not typed."""
-    return ["--config-dir", _ConfigDir.typed] if _ConfigDir.typed is not None else []
+    CONFIG_DIR[:] = ["--config-dir", folder] if folder is not None else []
 
 
 def own_folder() -> Path | None:
@@ -48,9 +36,9 @@ def own_folder() -> Path | None:
     A folder ``conf`` of another program is ignored: one with a ``config.yaml``, or without any of this package's
     groups.
     """
-    if _ConfigDir.folder is not None:
-        return _ConfigDir.folder
-    folder = Path.cwd() / OWN_FOLDER
+    if CONFIG_DIR:
+        return Path(CONFIG_DIR[1]).absolute()
+    folder = Path.cwd() / "conf"
     if not folder.is_dir() or folder.samefile(config_folder()) or (folder / "config.yaml").exists():
         return None
     return folder if any((config_folder() / path.name).is_dir() for path in folder.iterdir() if path.is_dir()) else None
@@ -58,8 +46,7 @@ def own_folder() -> Path | None:
 
 def all_folders() -> list[Path]:
     """Return all configuration folders, the one that takes precedence first."""
-    own = own_folder()
-    return [*([own] if own else []), config_folder()]
+    return [folder for folder in (own_folder(), config_folder()) if folder]
 
 
 class OwnConfiguration(SearchPathPlugin):

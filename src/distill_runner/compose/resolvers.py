@@ -69,12 +69,8 @@ def phase_epochs(steps: int, epochs: Any, warmup: Any) -> int:
     epochs_by_step = [epochs] * steps if isinstance(epochs, int) else epochs
     if not isinstance(epochs_by_step, Sequence) or not all(isinstance(number, int) for number in epochs_by_step):
         raise UserError("route.epochs", epochs, "must be a whole number, or a list of them")
-    if len(epochs_by_step) != steps:
-        raise UserError(
-            "route.epochs", epochs, f"has {quantity(len(epochs_by_step), 'number')} for {quantity(steps, 'step')}"
-        )
-    if min(epochs_by_step, default=1) < 1:
-        raise UserError("route.epochs", epochs, "each step needs at least 1 epoch")
+    if len(epochs_by_step) != steps or min(epochs_by_step, default=1) < 1:
+        raise UserError("route.epochs", epochs, f"must give each of the {quantity(steps, 'step')} at least 1 epoch")
     if not isinstance(warmup, int):
         raise UserError("route.warmup", warmup, "must be a whole number")
     return sum(epochs_by_step) + warmup

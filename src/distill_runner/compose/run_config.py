@@ -11,7 +11,7 @@ from pydantic import ValidationInfo, field_validator
 from distill_runner.common.errors import error_context
 from distill_runner.common.schema import Assumption, Schema, validate_config, values_at
 from distill_runner.common.terminal import terminal_width
-from distill_runner.compose.folders import config_dir_option
+from distill_runner.compose.folders import CONFIG_DIR
 from distill_runner.compose.resolvers import TEMPLATE, complete_stages
 from distill_runner.pipeline.config import StageConfig, StoreConfig, TeacherConfig
 from distill_runner.tracking.trackers import TrackerConfig
@@ -61,7 +61,7 @@ def typed_run(config: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
     values = {key: parts[key] for key in _PARTS if key in parts}
     values["stages"] = complete_stages(parts)
     values["teacher"] = {key: parts["teacher"][key] for key in ("name", "source", "fine_tuned")}
-    command = shlex.join(["distill-run", *overrides, *config_dir_option()])
+    command = shlex.join(["distill-run", *overrides, *CONFIG_DIR])
     values |= {"method": OmegaConf.select(config, "method.name"), "command": command}
     return validate_config(RunConfig, values)
 

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -58,8 +59,15 @@ def unread_settings(
         except (OmegaConfBaseException, UserError, TypeError, ValueError):  # something cannot read the changed value
             return True
 
-    lines = []
-    for key, value, place in (*_overrides(config, overrides), *_own_settings(choice_of or {})):
+    settings, lines = list[tuple[str, Any, str]](), []
+    for override in overrides:
+        key, equals, value = override.lstrip("+").partition("=")
+        sets_keys_elsewhere = "." not in key and choices(key) and not OmegaConf.is_dict(config.get(key))
+        if equals and "@" not in key and key[0] != "~" and not sets_keys_elsewhere:
+            settings.append((key, value, "+" if override.startswith("+") else ""))
+    if folder := own_folder():
+        settings += _own_settings(folder, choice_of or {})
+    for key, value, place in settings:
         group = key.partition(".")[0]
         is_of_sweep = group == "sweep" and not is_point and not place
         if (group in NOT_OF_STAGES and not is_of_sweep) or DESCRIBING & {*key.split(".")} or is_read(key):
@@ -71,20 +79,10 @@ def unread_settings(
     return lines
 
 
-def _overrides(config: DictConfig, overrides: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield key and value of each override that sets values of stages, and a ``+`` if the override adds the key."""
-    for override in overrides:
-        key, equals, value = override.lstrip("+").partition("=")
-        sets_keys_elsewhere = "." not in key and choices(key) and not OmegaConf.is_dict(config.get(key))
-        if equals and "@" not in key and key[0] != "~" and not sets_keys_elsewhere:
-            yield key, value, "+" if override.startswith("+") else ""
-
-
-def _own_settings(choice_of: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+def _own_settings(folder: Path, choice_of: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     """Yield key, value and file of the settings in those of the user's own files that the run has chosen."""
-    folder = own_folder()
-    for group, name in choice_of.items() if folder else ():
-        if (file := folder / group / f"{name}.yaml").is_file():  # type: ignore[operator]
+    for group, name in choice_of.items():
+        if (file := folder / group / f"{name}.yaml").is_file():
             text = file.read_text(encoding="utf-8")
             prefix = "" if text.startswith("# @package _global_") else f"{group.replace('/', '.')}."
             content = yaml.safe_load(text) or {}
@@ -119,27 +117,24 @@ def _content(config: DictConfig, stages: Mapping[str, StageConfig]) -> dict[str,
     if any(stage.get(INHERITS) == TEMPLATE for stage in bases.values()):
         parts[TEMPLATE] = OmegaConf.to_container(config[TEMPLATE], resolve=True)
     complete = complete_stages(parts)
-    return {name: _without_unread(complete[name], typed) for name, typed in stages.items()}
-
-
-def _without_unread(stage: Mapping[str, Any], typed: StageConfig) -> dict[str, Any]:
-    unread: dict[str, Collection[str]] = {
-        "optim": Optim.unread_options(typed.optim.name, typed.optim.schedule),
-        "model": NEW_ONLY if typed.model.source else COPIED_ONLY,
-        "task": {"epochs", *(typed.task.ignored_options if typed.task else ())},  # optim refers to its epochs
-    }
-    result = {
-        name: {key: value for key, value in part.items() if key not in unread.get(name, ())}
-        if isinstance(part, Mapping)
-        else part
-        for name, part in stage.items()
-    }
-    if typed.task is None or not typed.task.is_endless(None):
-        result.pop("views", None)  # versions of images that are changed at random
-    method = result.get("method")
-    if isinstance(method, dict) and isinstance(method.get("terms"), Mapping):
-        method["terms"] = {name: term for name, term in method["terms"].items() if name in typed.method.terms}
-    return result
+    for name, typed in stages.items():
+        unread: dict[str, Collection[str]] = {
+            "optim": Optim.unread_options(typed.optim.name, typed.optim.schedule),
+            "model": NEW_ONLY if typed.model.source else COPIED_ONLY,
+            "task": {"epochs", *(typed.task.ignored_options if typed.task else ())},  # optim refers to its epochs
+        }
+        stage = {**complete[name]}
+        for part in unread:
+            if isinstance(stage.get(part), Mapping):
+                stage[part] = {key: value for key, value in stage[part].items() if key not in unread[part]}
+        if typed.task is None or not typed.task.is_endless(None):
+            stage.pop("views", None)  # versions of images that are changed at random
+        method = stage.get("method")
+        if isinstance(method, dict) and isinstance(method.get("terms"), Mapping):
+            terms = {name: term for name, term in method["terms"].items() if name in typed.method.terms}
+            stage["method"] = {**method, "terms": terms}
+        complete[name] = stage
+    return {name: complete[name] for name in stages}
 
 
 def _leaves(node: Mapping[Any, Any] | DictConfig) -> Iterator[tuple[str, Any]]:
