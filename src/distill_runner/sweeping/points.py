@@ -39,8 +39,8 @@ _SECONDS_BETWEEN_LINES = 5.0
 _KEY = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])[A-Za-z_]\w*(?:\.\w+)*""")
 _WORDS = {"and", "or", "not", "in", "is", "if", "else", "True", "False", "None"}
 _ABSENT = object()
-MAX_CONDITION = 500
-"""Maximum number of characters of a condition: a longer one could be nested too deeply for Python's parser."""
+TOO_DEEP = (RecursionError, MemoryError)
+"""Errors of Python's parser for a condition that is nested too deeply."""
 
 
 class SweepConfig(Schema):
@@ -95,10 +95,6 @@ def holds(condition: str, config: DictConfig) -> bool:
     Raises:
         UserError: ``condition`` cannot be read, or names a key that does not exist.
     """
-    if len(condition) > MAX_CONDITION:
-        raise UserError(
-            "sweep.where", f"{condition[:40]}...", f"is longer than {MAX_CONDITION} characters", "Split it."
-        )
     values: dict[str, Any] = {}
 
     def name_of(match: re.Match[str]) -> str:
@@ -117,7 +113,7 @@ def holds(condition: str, config: DictConfig) -> bool:
         if any(isinstance(node, ast.Call | ast.Attribute) for node in ast.walk(ast.parse(expression, mode="eval"))):
             raise InvalidExpression("calls and attributes are not allowed")
         return bool(EvalWithCompoundTypes(names=values, functions={}).eval(expression))
-    except (InvalidExpression, SyntaxError, TypeError, LookupError, ValueError, ArithmeticError) as error:
+    except (InvalidExpression, SyntaxError, TypeError, LookupError, ValueError, ArithmeticError, *TOO_DEEP) as error:
         problem = f"is not a condition: {first_line(error)}"
         remedy = "For example: " + override("sweep.where", ["loss.eta + loss.lambda <= 1"])
         raise UserError("sweep.where", condition, problem, remedy) from error

@@ -31,15 +31,12 @@ log = logging.getLogger(__name__)
 
 Values = Mapping[str, Any]
 """Name -> number, string or None. The tracker that ``open_tracker`` yields also accepts scalar arrays and tensors."""
-TRACKERS = ("none", "wandb", "tensorboard")
 _ENTRY_POINTS = "distill_runner.trackers"
 """Group of entry points by which an installed package registers a subclass of ``Tracker`` under a name."""
 WANDB_INIT_SECONDS = 6.0
 """Time limit to start the run; then it is offline. W&B's own limit is 90 s, and then the job dies."""
 WANDB_FINISH_SECONDS = 8.0
 """Time limit for the last upload. W&B waits forever if the network is lost; data not uploaded stays on disk."""
-HPARAMS = ("task", "method", "teacher", "seed")
-"""Values besides the settings that TensorBoard's page HPARAMS shows of a run."""
 HEADLINE = re.compile(
     r"count(/\w+)?|status|task|method|mapping|attention|teacher|seed|metric|score|teacher_score|test/score|key"
     r"|published/value|best_epoch|epochs|seconds|examples_per_second|num_params"
@@ -81,9 +78,9 @@ class TrackerConfig(Schema):
     @field_validator("name")
     @classmethod
     def _exists(cls, name: str) -> str:
-        if name not in TRACKERS and entry_point(_ENTRY_POINTS, name) is None:
+        if name not in (trackers := ("none", *OPTIONAL)) and entry_point(_ENTRY_POINTS, name) is None:
             problem = f"there is no such tracker, and no installed package registers one as {_ENTRY_POINTS}"
-            raise UserError("tracker.name", name, problem, suggestion(name, TRACKERS))
+            raise UserError("tracker.name", name, problem, suggestion(name, trackers))
         return name
 
     def with_tags(self, *names: str | None) -> "TrackerConfig":
@@ -309,7 +306,8 @@ class TensorBoardTracker(Tracker):
             names = columns(rows)
             cells = [[str(row.get(column, "")) for column in names] for row in rows]
             self.writer.add_text(name, markdown_table(names, cells, text_columns=len(names)))
-        settings = {key: value for key, value in summary.items() if key in HPARAMS or key.startswith("settings/")}
+        identity = ("task", "method", "teacher", "seed")
+        settings = {key: value for key, value in summary.items() if key in identity or key.startswith("settings/")}
         hparams = {key: value if isinstance(value, int | float) else str(value) for key, value in settings.items()}
         scores = {key: summary[key] for key in summary if re.match(r"(test/)?(score$|metrics/)", key)}
         self.writer.add_hparams(hparams, scores, run_name=".")  # in the folder of the curves, not in a separate one
@@ -337,12 +335,8 @@ class FaultTolerant(Tracker):
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = trackers
-        self.reported: set[Tracker] = set()
-
-    @property
-    def failed(self) -> bool:
-        """Whether a tracker has missed a call."""
-        return bool(self.reported)
+        self.failed = set[Tracker]()
+        """Trackers that have missed a call."""
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         plain = {key: value.item() if hasattr(value, "item") else value for key, value in values.items()}
@@ -362,8 +356,8 @@ class FaultTolerant(Tracker):
             try:
                 call(tracker)
             except Exception as error:
-                if tracker not in self.reported:
-                    self.reported.add(tracker)
+                if tracker not in self.failed:
+                    self.failed.add(tracker)
                     log.warning("%s failed, the run continues: %s", type(tracker).__name__, first_line(error))
 
 
