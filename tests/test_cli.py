@@ -540,11 +540,11 @@ def test_an_unreachable_hub_is_told_at_once(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(workplace / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(workplace / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    hub.forget_commits()
+    hub.RESOLVED.clear()
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     ended = distill_run(workplace, *inputs, f"{key}=nobody/nothing")
-    hub.forget_commits()
+    hub.RESOLVED.clear()
     assert ended.code == 1
     assert f"{key}=nobody/nothing: " in ended.err
     assert "the hub cannot be reached (ConnectError" in ended.err

@@ -39,10 +39,10 @@ def points(sweep: str, *arguments: str) -> Grid:
 @pytest.fixture(autouse=True)
 def _data_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The hub knows every name, at one commit."""
-    hub.forget_commits()
+    hub.RESOLVED.clear()
     monkeypatch.setattr(hub, "request_commit", lambda kind, name, revision: hub.Commit(kind, name, "a" * 40))
     yield
-    hub.forget_commits()
+    hub.RESOLVED.clear()
 
 
 def test_a_sweep_brings_its_settings_to_every_point() -> None:

@@ -25,7 +25,7 @@ PAIRS: dict[str, list[Any]] = {"premise": ["a", "b"], "hypothesis": ["c", "d"], 
 
 @pytest.fixture(autouse=True)
 def _no_data_dir(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub_requests.forget_commits()
+    hub_requests.RESOLVED.clear()
     if "data_dir" not in request.fixturenames:
         monkeypatch.delenv("DISTILL_DATA_DIR", raising=False)
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 import yaml
 
-from distill_runner.commands.track import SENT, record_sent, run_settings, send, send_result, was_sent
+from distill_runner.commands.track import run_settings, send_result
 from distill_runner.common import hub
 from distill_runner.common.errors import TrainingPaused, Unavailable, UserError, command, override
 from distill_runner.common.files import without_secrets
@@ -44,7 +45,7 @@ from distill_runner.report.result import describe_run, environment, run_result, 
 from distill_runner.report.scores import TEACHER, scores_of_teacher
 from distill_runner.tasks.classification import MAX_CLASSES
 from distill_runner.tasks.splits import OPTIONAL
-from distill_runner.tracking.trackers import Tracker, TrackerConfig, open_tracker
+from distill_runner.tracking.trackers import Tracker, open_tracker
 from distill_runner.training.devices import available_cpus, memory_errors
 from distill_runner.training.history import Log
 from distill_runner.training.train import PREDICTIONS
@@ -144,13 +145,10 @@ class _Run:
             stages = [{"name": part.name, "key": part.key, "hit": part.hit} for part in artifacts]
             return {"status": "planned", **self.description, "stages": stages}
         if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
-            result, config = self._report(is_new=False), self._tracker_config
-            if config.name != "none" and stage.name == STUDENT:
-                if was_sent(config, self.folder):
-                    log.info("tracker=%s: this finished run was sent before, so nothing is sent again", config.name)
-                elif send(config, self.folder, result, self.settings):
-                    log.info("tracker=%s: this run had finished, and is sent from its files", config.name)
-            return result
+            if (tracker := self.config.tracker).name != "none":
+                options = f"--tracker {tracker.name} --project {shlex.quote(tracker.project)}"
+                log.info("a finished run is not tracked: distill-run track %s %s sends it", self.folder, options)
+            return self._report(is_new=False)
         pipeline.prepare(stage)
         log_account(self._account())
         if stage.name == STUDENT:
@@ -232,14 +230,15 @@ class _Run:
         settings = without_secrets(yaml.safe_dump(dict(self.settings), sort_keys=False))
         with suppress(OSError, ValueError):
             if json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")).get("key") != self.stage.key:
-                for name in ("metrics.jsonl", SENT, "deploy.json"):
+                for name in ("metrics.jsonl", "deploy.json"):
                     (self.folder / name).unlink(missing_ok=True)
                 shutil.rmtree(self.folder / "model", ignore_errors=True)
         (self.folder / "config.yaml").write_text(settings, encoding="utf-8")
         write_json(self.folder / ENVIRONMENT, {**environment(), "key": self.stage.key})
 
     def _build_with_tracker(self) -> Mapping[str, Any]:
-        config = self._tracker_config
+        names = self.description["task"], self.config.method, self.config.teacher.name
+        config = self.config.tracker.with_tags(*names)
         settings = run_settings(self.settings, self.description)
         with open_tracker(config, self.folder, self.stage.key, settings, job_type="distill") as tracker:
             with Stages(_relative_work(self.stage, self.pipeline)) as stages:
@@ -247,14 +246,7 @@ class _Run:
                 self.pipeline.build(self.stage, self.config.runtime.pause_after)
             result = self._report()
             send_result(tracker, self.folder, result)
-        if not tracker.failed:
-            record_sent(config, self.folder)
         return result
-
-    @property
-    def _tracker_config(self) -> TrackerConfig:
-        names = self.description["task"], self.config.method, self.config.teacher.name
-        return self.config.tracker.with_tags(*names)
 
     def _report(self, is_new: bool = True) -> dict[str, Any]:
         """Write ``result.json``, put the student and its model card into ``model/``, and print the result.

@@ -36,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place / "hub"))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    hub.forget_commits()
+    hub.RESOLVED.clear()
     return place
 
 
@@ -70,7 +70,7 @@ def work(tmp_path: Path) -> Path:
 def planned(work: Path, *more: str) -> Ended:
     from distill_runner.common import hub
 
-    hub.forget_commits()  # a command is a process of its own, but for these tests
+    hub.RESOLVED.clear()  # a command is a process of its own, but for these tests
     return distill_run(work, *RUN, *more, "plan=true")
 
 
@@ -125,9 +125,9 @@ def test_points_of_a_sweep_read_the_commit_of_its_plan(hub: Hub, work: Path, mon
     found = repositories.resolve_commit("model", "acme/tiny", None)
     with repositories.shared_commits():
         new_commit(hub, "models", "acme/tiny")
-        repositories.forget_commits()
+        repositories.RESOLVED.clear()
         assert repositories.resolve_commit("model", "acme/tiny", None) == found
-    repositories.forget_commits()
+    repositories.RESOLVED.clear()
     assert repositories.resolve_commit("model", "acme/tiny", None) != found
 
 

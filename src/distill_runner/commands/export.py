@@ -57,7 +57,7 @@ def export(options: Namespace) -> int:
         target = options.out or EXPORTS / Path(options.folder.partition("@")[0]).name
         _copy(model, target)
     with TemporaryDirectory() as scratch:
-        teacher = _teacher(model.run) if options.teacher and model.run else None
+        teacher = _teacher(model.run) if model.run else None
         models = {"teacher": (teacher, Path(scratch))} if teacher else {}
         models[own] = (model.model, target)
         numbers = options.threads, options.examples, options.int8, options.within

@@ -83,7 +83,6 @@ def _table(parser: Parser) -> None:
     compare = "test the first row, or method, against the others; may be repeated"
     parser.add_argument("--compare", nargs="+", action="append", default=[], metavar="ROW", help=compare)
     _add_margin(parser)
-    parser.add_argument("--title", default="distill-run", help="title of the HTML page")
     pictures = "pictures to embed in the HTML page"
     parser.add_argument("--picture", nargs="+", type=Path, default=[], metavar="FILE", help=pictures)
 
@@ -221,7 +220,6 @@ def _export(parser: Parser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch and ONNX Runtime (default: 1)")
     parser.add_argument("--examples", type=int, default=200, help="number of examples to time (default: 200)")
     parser.add_argument("--no-int8", dest="int8", action="store_false", help="write float32 only, not 8 bits")
-    parser.add_argument("--no-teacher", dest="teacher", action="store_false", help="measure the student only")
     parser.add_argument("--license", metavar="ID", help="license in the model card, by its id on the hub: apache-2.0")
 
 
@@ -268,7 +266,7 @@ def _dashboard(parser: Parser) -> None:
 @_subcommand(
     "track:track",
     "send finished runs to W&B, TensorBoard or a tracker of a plugin",
-    """Curves are read from metrics.jsonl. A run that is repeated with tracker=<name> is sent in the same way.
+    """Curves are read from metrics.jsonl.
 
 example:
   distill-run track outputs/runs/* --tracker wandb --project my-project

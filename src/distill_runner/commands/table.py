@@ -95,7 +95,7 @@ def draw_curves(options: Namespace) -> None:
 def _page(results: Sequence[Result], table: ResultTable, comparisons: Sequence[Comparison], options: Namespace) -> str:
     with TemporaryDirectory() as folder:
         pictures = write_pictures(results, Path(folder))
-        return html(table, options.title, comparisons, [*pictures, *options.picture])
+        return html(table, "distill-run", comparisons, [*pictures, *options.picture])
 
 
 def _picture(file: Path | None) -> Path:

@@ -1,7 +1,4 @@
-"""``distill-run track``: send finished runs to a tracker, from ``metrics.jsonl``, ``result.json`` and ``config.yaml``.
-
-A run that is repeated with a tracker is sent in the same way, unless it was sent before.
-"""
+"""``distill-run track``: send finished runs to a tracker, from the files in their folders."""
 
 import json
 from argparse import Namespace
@@ -14,9 +11,6 @@ import yaml
 from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, label, pictures_of, read_result, without_specs
 from distill_runner.tracking.trackers import Outcome, Tracker, TrackerConfig, flatten, open_tracker
-
-SENT = "tracked.json"
-"""File in a run's folder with the trackers that the run was sent to: their names and projects."""
 
 BY_CLASS = "by_class"
 """Table of a run with the scores of each label, such as each type of entity: a row for each split and label."""
@@ -56,8 +50,6 @@ def send(config: TrackerConfig, folder: Path, result: Result, settings: Mapping[
             step, epoch = values.pop("step"), values.pop("epoch", None)
             tracker.log({key: value for key, value in values.items() if value is not None}, step=step, epoch=epoch)
         send_result(tracker, folder, result)
-    if not tracker.failed:
-        record_sent(config, folder)
     return not tracker.failed
 
 
@@ -88,20 +80,3 @@ def run_settings(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[
     own = {key: value for key, value in settings.items() if key not in unread}
     choices = [f"{group} {choice}" for group, choice in (names.get("choices") or {}).items() if group not in names]
     return {**own, "cell": ", ".join([f"{names['task']} {label(names)}", *choices])}
-
-
-def was_sent(config: TrackerConfig, folder: Path) -> bool:
-    """Return whether a run was sent to this tracker and project."""
-    return [config.name, config.project, config.entity] in _sent(folder)
-
-
-def record_sent(config: TrackerConfig, folder: Path) -> None:
-    """Record that a run was sent."""
-    if config.name != "none" and not was_sent(config, folder):
-        sent = [*_sent(folder), [config.name, config.project, config.entity]]
-        (folder / SENT).write_text(json.dumps(sent) + "\n", encoding="utf-8")
-
-
-def _sent(folder: Path) -> list[Any]:
-    file = folder / SENT
-    return list(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else []

@@ -151,7 +151,7 @@ class Commit:
         return cache_folder(self.repo_type, self.name) / "snapshots" / self.sha
 
 
-_RESOLVED: dict[str, "Commit | HubError"] = {}
+RESOLVED: dict[str, "Commit | HubError"] = {}
 """What this process has resolved, by ``repo_type:name@revision``; with errors, so that the hub is asked once."""
 
 
@@ -165,17 +165,17 @@ def resolve_commit(repo_type: RepoType, name: str, revision: str | None) -> Comm
     """
     revision = revision or "main"
     key = f"{repo_type}:{name}@{revision}"
-    if key not in _RESOLVED:
+    if key not in RESOLVED:
         if inherited := _inherited_commits().get(key):
-            _RESOLVED[key] = Commit(repo_type, *inherited.split("@"))
+            RESOLVED[key] = Commit(repo_type, *inherited.split("@"))
         elif re.fullmatch("[0-9a-f]{40}", revision):
-            _RESOLVED[key] = Commit(repo_type, name, revision)
+            RESOLVED[key] = Commit(repo_type, name, revision)
         else:
             try:
-                _RESOLVED[key] = request_commit(repo_type, name, revision)
+                RESOLVED[key] = request_commit(repo_type, name, revision)
             except HubError as error:
-                _RESOLVED[key] = error
-    outcome = _RESOLVED[key]
+                RESOLVED[key] = error
+    outcome = RESOLVED[key]
     if isinstance(outcome, HubError):
         raise outcome
     return outcome
@@ -184,7 +184,7 @@ def resolve_commit(repo_type: RepoType, name: str, revision: str | None) -> Comm
 @contextmanager
 def shared_commits() -> Iterator[None]:
     """Pass the commits resolved so far on to processes that are started in this context."""
-    own = {key: f"{c.name}@{c.sha}" for key, c in _RESOLVED.items() if isinstance(c, Commit)}
+    own = {key: f"{c.name}@{c.sha}" for key, c in RESOLVED.items() if isinstance(c, Commit)}
     with environment_variable(COMMITS, json.dumps({**_inherited_commits(), **own})):
         yield
 
@@ -192,11 +192,6 @@ def shared_commits() -> Iterator[None]:
 def _inherited_commits() -> dict[str, str]:
     commits: dict[str, str] = json.loads(os.environ.get(COMMITS, "{}"))
     return commits
-
-
-def forget_commits() -> None:
-    """Forget the commits resolved by this process, so that the hub is asked again."""
-    _RESOLVED.clear()
 
 
 def request_commit(repo_type: RepoType, name: str, revision: str) -> Commit:

@@ -115,19 +115,14 @@ def suppressed_output() -> Iterator[None]:
 # Processes and threads
 
 
-def use_forkserver(preload: str, default: bool = False) -> Any:
-    """Return the ``forkserver`` context of ``multiprocessing``, whose server imports the module ``preload`` once.
+def use_forkserver(preload: str) -> None:
+    """Make ``forkserver`` the way to start processes; its server imports the module ``preload`` once.
 
-    A process forked from this server starts without the threads of torch, which would not survive a plain fork.
-
-    Args:
-        default: whether to make this start method the default. joblib sets a default that a child does not know.
+    A process forked from this server starts without the threads of torch, which would not survive a plain fork. joblib
+    sets another default, which a child does not know.
     """
-    if default:
-        multiprocessing.set_start_method("forkserver", force=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload])
-    return context
+    multiprocessing.set_start_method("forkserver", force=True)
+    multiprocessing.get_context("forkserver").set_forkserver_preload([preload])
 
 
 def end_with_parent(grace: float | None = None) -> None:

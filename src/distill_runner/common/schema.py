@@ -80,19 +80,16 @@ def validate_config(schema: type[AnySchema], values: Mapping[str, Any] | AnySche
                 problem = "there is no such choice"
                 remedy = suggestion(value, re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
             case _:
-                problem, remedy = _plain(fault["msg"]), ""
+                problem, remedy = fault["msg"], ""
+                for pattern, words in PLAIN_WORDS.items():
+                    problem = re.sub(pattern, words, problem)
         raise UserError(key, value, problem, remedy) from error
-
-
-def _plain(message: str) -> str:
-    for pattern, words in PLAIN_WORDS.items():
-        message = re.sub(pattern, words, message)
-    return message
 
 
 def _names(schema: Any, path: Sequence[int | str]) -> list[str]:
     """Return the keys that a schema knows at ``path``."""
-    inner = next((part for part in (schema, *get_args(schema)) if _is_schema(part)), None)
+    classes = (part for part in (schema, *get_args(schema)) if isinstance(part, type))
+    inner = next((part for part in classes if issubclass(part, Schema)), None)
     if inner is None:
         return []
     if not path:
@@ -107,10 +104,6 @@ def _names(schema: Any, path: Sequence[int | str]) -> list[str]:
 def _types(annotation: Any) -> set[Any]:
     """Return the types that a field accepts: ``annotation`` and, recursively, its type arguments."""
     return {annotation, *chain(*(_types(part) for part in get_args(annotation)))}
-
-
-def _is_schema(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Schema)
 
 
 # Assumptions: the choices that this program makes where a paper leaves a detail open

@@ -12,8 +12,6 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_LINES = 15.0
-BAR = 8
-"""Columns that a bar has at least."""
 
 
 def terminal_width() -> int:
@@ -155,7 +153,7 @@ def _bars() -> Any:
 
     columns = (
         fixed("[bold]{task.description}"),
-        progress.BarColumn(bar_width=None, table_column=Column(min_width=BAR, ratio=1)),
+        progress.BarColumn(bar_width=None, table_column=Column(min_width=8, ratio=1)),
         progress.TaskProgressColumn(),
         fixed("[yellow]{task.fields[time]}"),
         fixed("[green]{task.fields[speed]}"),

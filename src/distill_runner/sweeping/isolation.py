@@ -81,7 +81,7 @@ def run_isolated(run: RunFunction, config: DictConfig, preload: str) -> PointRes
     folder = Path(HydraConfig.get().runtime.output_dir).absolute()
     if multiprocessing.current_process().name != "MainProcess":
         end_with_sweep()
-    use_forkserver(preload, default=True)
+    use_forkserver(preload)
     with ignored_sigterm():  # which Slurm sends to all processes of a job before it queues the job again
         ensure_running()
     # Without the classes of launcher settings, which not every process can unpickle.
