@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import UserError, format_typed
 from distill_runner.report.collect import Result, read_result, read_results
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from distill_runner.compose.run_config import RunConfig
 
-log = logging.getLogger(__name__)
-
 Overrides = str | Mapping[str, Any]
 """Overrides in a text, ``"task=rte method=alp"``, or as a mapping, ``{"optim.lr": 2e-5}``."""
 TABLES = "tables: "
@@ -34,43 +32,7 @@ TABLES = "tables: "
 DEFAULT_STORE = "outputs/store"
 """Value of ``store.dir`` that nobody has set."""
 
-__all__ = ["RunResult", "compare", "compose", "figure", "frame", "results", "run", "sweep", "table"]
-
-
-class RunResult(TypedDict, total=False):
-    """A result: the content of ``result.json``, or of ``status.json`` for a run that has not finished.
-
-    Scores are fractions. Keys that a run cannot have yet are absent; ``result.json`` has further ones.
-    """
-
-    status: str
-    """``done``, ``paused``, ``failed``, ``running``, ``interrupted``, or ``planned``."""
-    key: str
-    """Key of the student in the store."""
-    folder: str
-    command: str
-    task: str
-    method: str
-    mapping: str | None
-    teacher: str | None
-    seed: int
-    metric: str
-    """The metric of ``score``, the first of ``task.metrics``."""
-    score: float
-    teacher_score: float | None
-    metrics: Mapping[str, float]
-    test: Mapping[str, Any] | None
-    published: Mapping[str, Any] | None
-    settings: Mapping[str, Any]
-    student: Mapping[str, Any]
-    num_params: int
-    best_epoch: int
-    epochs: float
-    seconds: float
-    error: str
-    """Why a run failed."""
-    stages: Sequence[Mapping[str, Any]]
-    """Of a plan: name, key, and whether the store has it, of all that the run is made from."""
+__all__ = ["compare", "compose", "figure", "frame", "results", "run", "sweep", "table"]
 
 
 def override_list(overrides: Sequence[Overrides]) -> list[str]:
@@ -97,22 +59,27 @@ def compose(*overrides: Overrides) -> "RunConfig":
     Raises:
         UserError: the command line would refuse an override, with the same message; or the overrides are a sweep.
     """
-    return _typed(override_list(overrides))[1]
-
-
-def _typed(overrides: Sequence[str]) -> "tuple[DictConfig, RunConfig]":
-    """Return the configuration of a single run, as Hydra composes it and in typed form.
-
-    Raises:
-        UserError: as for ``compose``.
-    """
-    from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
     from distill_runner.compose.explain import user_facing_error
     from distill_runner.compose.run_config import typed_run
 
-    config = composed(*overrides)
+    typed = override_list(overrides)
+    config = _single(typed)
+    try:
+        return typed_run(config, typed)
+    except (UserError, OmegaConfBaseException) as error:
+        raise user_facing_error(error, config, typed) from error
+
+
+def _single(overrides: Sequence[str]) -> "DictConfig":
+    """Return the configuration of a single run, as Hydra composes it.
+
+    Raises:
+        UserError: as for ``compose``.
+    """
+    from hydra.types import RunMode
+
     groups = [override for override in overrides if override.startswith(("experiment=", "sweep="))]
     if groups and "hydra.mode=RUN" not in overrides:
         hydra = composed(*overrides, hydra=True).hydra
@@ -124,13 +91,10 @@ def _typed(overrides: Sequence[str]) -> "tuple[DictConfig, RunConfig]":
             remedy = f"Choose {names} for one of its runs; distill-run {groups[-1]} makes them all."
             key, _, value = groups[-1].partition("=")
             raise UserError(key, value, problem, remedy)
-    try:
-        return config, typed_run(config, overrides)
-    except (UserError, OmegaConfBaseException) as error:
-        raise user_facing_error(error, config, overrides) from error
+    return composed(*overrides)
 
 
-def run(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool = True) -> RunResult:
+def run(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool = True) -> Result:
     """Train what the overrides ask for, as ``distill-run`` does. Stages that are in the store are not trained again.
 
     >>> result = run("experiment=demo_methods", "method=rkd", "plan=true")  # doctest: +SKIP
@@ -150,32 +114,20 @@ def run(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool =
         TrainingError: training cannot continue.
         TrainingPaused: after ``runtime.pause_after`` epochs.
     """
-    from distill_runner.compose.explain import user_facing_error
     from distill_runner.compose.resolvers import run_key
-    from distill_runner.compose.run_config import resolved_settings
-    from distill_runner.compose.unread import unread_settings
-    from distill_runner.running import run_stage
+    from distill_runner.running import run_composed
 
-    outputs = Path(outputs).absolute()
-    typed_overrides = override_list(overrides)
-    all_overrides = [*typed_overrides]
-    config, typed = _typed(all_overrides)
+    outputs, typed = Path(outputs).absolute(), override_list(overrides)
+    config = _single(typed)
     if config.store.dir == DEFAULT_STORE and not os.environ.get("DISTILL_STORE_DIR"):
-        all_overrides.append(f"store.dir={outputs / 'store'}")
-        config, typed = _typed(all_overrides)
+        typed.append(f"store.dir={outputs / 'store'}")
+        config = _single(typed)
     folder = outputs / "runs" / run_key(_root_=config)
-    try:
-        for line in unread_settings(config, typed, typed_overrides):
-            log.warning("warning: %s", line)
-        with _printed_log(progress):
-            outcome = run_stage(typed, folder, resolved_settings(config))
-    except UserError as error:
-        raise user_facing_error(error, config, all_overrides) from error
-    if outcome["status"] == "planned":
-        return cast(RunResult, outcome)
-    result = read_result(folder)
+    with _printed_log(progress):
+        outcome = run_composed(config, typed, folder)
+    result = outcome if outcome["status"] == "planned" else read_result(folder)
     assert result is not None, "a run that ends without an error writes its result"
-    return cast(RunResult, result)
+    return result
 
 
 @contextmanager
@@ -225,7 +177,7 @@ def sweep(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool
     return frame(result for point in points if (result := read_result(Path(point["folder"]))) is not None)
 
 
-def results(*folders: Path | str) -> list[RunResult]:
+def results(*folders: Path | str) -> list[Result]:
     """Return the results of all runs in ``folders``, by default in ``outputs/runs``.
 
     >>> [result["score"] for result in results("outputs/runs")]  # doctest: +SKIP
@@ -238,7 +190,7 @@ def results(*folders: Path | str) -> list[RunResult]:
     Raises:
         UserError: there is no such folder.
     """
-    return [cast(RunResult, result) for result in read_results(map(Path, folders or ("outputs/runs",)))]
+    return read_results(map(Path, folders or ("outputs/runs",)))
 
 
 def frame(results: Iterable[Result]) -> "pd.DataFrame":

@@ -15,7 +15,6 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.commands.parser import summaries
 from distill_runner.common.errors import TrainingPaused, UnexpectedExit, UserError
@@ -110,23 +109,12 @@ def run(config: DictConfig) -> Mapping[str, Any]:
     Raises:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
     """
-    from distill_runner.compose.explain import user_facing_error
-    from distill_runner.compose.run_config import resolved_settings, typed_run
-    from distill_runner.compose.unread import unread_settings
-    from distill_runner.running import run_stage
+    from distill_runner.running import run_composed
 
     protect_output()  # a point of a sweep is a process of its own
     hydra_config = HydraConfig.get()
-    overrides, folder = hydra_config.overrides.task, Path(hydra_config.runtime.output_dir).absolute()
     if hydra_config.job.chdir:
         problem = "would start each run in a folder of its own, from which relative paths and the store are others"
         raise UserError("hydra.job.chdir", "true", problem, "Leave it out; every run has its folder: hydra.run.dir.")
-    try:
-        typed = typed_run(config, overrides)
-        is_point = hydra_config.mode == RunMode.MULTIRUN
-        if not is_point or typed.stage == "student":  # a sweep itself adds a stage that its points share
-            for line in unread_settings(config, typed, overrides, hydra_config.runtime.choices, is_point):
-                log.warning("warning: %s", line)
-        return run_stage(typed, folder, resolved_settings(config))
-    except (UserError, OmegaConfBaseException) as error:
-        raise user_facing_error(error, config, overrides) from error
+    folder, is_point = Path(hydra_config.runtime.output_dir).absolute(), hydra_config.mode == RunMode.MULTIRUN
+    return run_composed(config, hydra_config.overrides.task, folder, hydra_config.runtime.choices, is_point)

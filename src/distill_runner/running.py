@@ -5,7 +5,7 @@ import logging
 import math
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.commands.track import run_settings, send_result
 from distill_runner.common import hub
@@ -25,8 +27,15 @@ from distill_runner.common.files import without_secrets
 from distill_runner.common.library_switches import computation_mode, limit_threads, quiet_transformers
 from distill_runner.common.process import num_launched
 from distill_runner.common.terminal import AccountLine, Stages, Undefined
-from distill_runner.compose.run_config import RunConfig, assumptions_of_files, paper_comparison
-from distill_runner.compose.unread import needed_stages
+from distill_runner.compose.explain import user_facing_error
+from distill_runner.compose.run_config import (
+    RunConfig,
+    assumptions_of_files,
+    paper_comparison,
+    resolved_settings,
+    typed_run,
+)
+from distill_runner.compose.unread import needed_stages, unread_settings
 from distill_runner.datasets.readers.files import local_copies
 from distill_runner.pipeline.account import account_of_run, log_account
 from distill_runner.pipeline.build import Pipeline, training_conditions
@@ -56,6 +65,31 @@ ENVIRONMENT = "environment.json"
 """Versions of packages and code, and the key of the run that the files in its folder are of."""
 
 STUDENT = "student"
+
+
+def run_composed(
+    config: DictConfig,
+    overrides: Sequence[str],
+    folder: Path,
+    choice_of: Mapping[str, str] | None = None,
+    is_point: bool = False,
+) -> Mapping[str, Any]:
+    """Run the configuration that Hydra has composed, after warnings of settings that nothing reads.
+
+    Args:
+        overrides: overrides as typed.
+        folder, choice_of, is_point: as for ``run_stage`` and ``unread_settings``.
+    Raises:
+        UserError, TrainingPaused: as for ``run_stage``; the key is the one that the user sets.
+    """
+    try:
+        run = typed_run(config, overrides)
+        if not is_point or run.stage == STUDENT:  # a sweep itself adds a stage that its points share
+            for line in unread_settings(config, run, overrides, choice_of, is_point):
+                log.warning("warning: %s", line)
+        return run_stage(run, folder, resolved_settings(config))
+    except (UserError, OmegaConfBaseException) as error:
+        raise user_facing_error(error, config, overrides) from error
 
 
 @computation_mode()
