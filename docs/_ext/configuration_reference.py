@@ -311,7 +311,7 @@ def _subcommands() -> str:
             for action in parser._actions
             if not isinstance(action, argparse._HelpAction)
         ]
-        text += [markdown_table(["option", "meaning"], rows, 2), "", _block(subcommand.notes.strip()), ""]
+        text += [markdown_table(["option", "meaning"], rows, 2), "", _block(subcommand.help[1]), ""]
     return "\n".join(text)
 
 

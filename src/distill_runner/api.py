@@ -230,9 +230,9 @@ def table(results: Sequence[Result], style: str = "markdown", split: Sequence[st
 
 def figure(results: Sequence[Result]) -> "Figure":
     """Return a figure of the scores by task and method, with the published numbers and the teachers' scores."""
-    from distill_runner.report.figures import score_figure
+    from distill_runner.report.figures import drawable, score_figure
 
-    return score_figure([result for result in results if result.get("score") is not None])
+    return score_figure(drawable(results))
 
 
 def compare(

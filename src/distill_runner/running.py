@@ -118,7 +118,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     store = Store(run.store.dir)
     with store.protected():
         store.protect(*needed_specs(stage))
-        return _Run(run, stage, Pipeline(store, run.runtime), folder, settings).run()
+        return _Run(run, describe_run(run), stage, Pipeline(store, run.runtime), folder, settings).run()
 
 
 def _without_hub(error: UserError, stages: Iterable[StageConfig]) -> UserError:
@@ -143,18 +143,14 @@ def _without_hub(error: UserError, stages: Iterable[StageConfig]) -> UserError:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run with its resolved stage."""
+    """A run with its resolved stage and its names, as in its result."""
 
     config: RunConfig
+    description: Mapping[str, Any]
     stage: Stage
     pipeline: Pipeline
     folder: Path
     settings: Mapping[str, Any]
-
-    @cached_property
-    def description(self) -> dict[str, Any]:
-        """Names of the run, as in its result."""
-        return describe_run(self.config)
 
     def run(self) -> Mapping[str, Any]:
         """Plan the stage, build it unless it is done, and report the result."""

@@ -134,9 +134,8 @@ def _layer_pairs(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> d
         _require_equal(run, "features", run.stage.shape.width, teacher.width, first)
     layer_pairs = next((run.layer_pairs for run in runs if run.layer_pairs), None)
     if layer_pairs is None:
-        layer_pairs = one_to_one(
-            LayerMapping(rule="skip").teacher_layers(first.stage.shape.num_layers, teacher.num_layers)
-        )
+        skip = LayerMapping(rule="skip")
+        layer_pairs = one_to_one(skip.teacher_layers(first.stage.shape.num_layers, teacher.num_layers))
     for layer in layers or ():
         if layer not in layer_pairs:
             remedy = f"Layers that have one: {', '.join(map(str, layer_pairs))}." if layer_pairs else ""

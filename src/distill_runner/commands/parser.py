@@ -1,6 +1,7 @@
 """Options of the subcommands of ``distill-run``. The module of a subcommand is imported only when it runs."""
 
 import argparse
+import inspect
 import os
 import re
 from argparse import Namespace
@@ -16,14 +17,7 @@ from distill_runner.common.errors import UserError, command, suggestion
 RUNS = Path("outputs/runs")
 FORMATS = ("terminal", "markdown", "csv", "latex", "html", "picture")
 _AXES = ("size", "width", "transfer_size", "transfer", "share", "updates")
-_ANALYSES = {
-    "agreement": "how often teacher and student are right or wrong (a table)",
-    "samples": "examples that the teacher predicts correctly and a student does not (a table)",
-    "history": "score per epoch, and the epochs at which a schedule moved on from a layer (history.png)",
-    "attention": "attention maps of one example (attention.png)",
-    "alpha": "ALP-KD's weights of the teacher's layers (alpha.png)",
-    "states": "[CLS] states of students and teacher (states.png)",
-}
+_ANALYSES = ("agreement", "samples", "history", "attention", "alpha", "states")
 _MODEL = "folder of a finished run; or folder or hub id of a model of transformers or sentence-transformers"
 DEVICE_HELP = "auto, cpu, cuda or cuda:1 (default: %(default)s)"
 RUN_WORDS = {"train", "run", "fit", "distill", "finetune", "fine-tune"}
@@ -39,43 +33,44 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Subcommand:
-    """A subcommand.
+    """A subcommand. The docstring of ``add_options`` is its help: what it does in one line, and notes.
 
     Attributes:
         function: module in ``distill_runner.commands`` and function in it, ``module:function``. The function takes the
             parsed options and returns the exit code, or None for 0.
-        summary: what the subcommand does, in one line.
-        notes: text that ``--help`` prints after the options.
         add_options: adds the options to a parser.
     """
 
     function: str
-    summary: str
-    notes: str
     add_options: Callable[[Parser], None]
+
+    @property
+    def help(self) -> tuple[str, str]:
+        """The line on what the subcommand does, and the notes that ``--help`` prints after the options."""
+        summary, _, notes = inspect.cleandoc(self.add_options.__doc__ or "").partition("\n\n")
+        return summary, notes
 
 
 SUBCOMMANDS: dict[str, Subcommand] = {}
 
 
-def _subcommand(function: str, summary: str, notes: str) -> Callable[[Callable[[Parser], None]], None]:
+def _subcommand(function: str) -> Callable[[Callable[[Parser], None]], None]:
     """Register the decorated function, ``_<name>``, as what adds the options of the subcommand ``<name>``."""
 
     def register(add_options: Callable[[Parser], None]) -> None:
-        SUBCOMMANDS[add_options.__name__[1:]] = Subcommand(function, summary, notes, add_options)
+        SUBCOMMANDS[add_options.__name__[1:]] = Subcommand(function, add_options)
 
     return register
 
 
-@_subcommand(
-    "table:show_table",
-    "print the table of all runs, at any time",
-    """examples:
-  distill-run table --task rte mrpc --format latex --out table.tex
-  distill-run table --method alp rkd --compare alp rkd
-""",
-)
+@_subcommand("table:show_table")
 def _table(parser: Parser) -> None:
+    """Print the table of all runs, at any time.
+
+    examples:
+      distill-run table --task rte mrpc --format latex --out table.tex
+      distill-run table --method alp rkd --compare alp rkd
+    """
     _add_folders(parser)
     parser.add_argument("--format", choices=FORMATS, default="terminal", help="default: %(default)s")
     _add_out(parser, "file to write instead of standard output")
@@ -87,18 +82,17 @@ def _table(parser: Parser) -> None:
     parser.add_argument("--picture", nargs="+", type=Path, default=[], metavar="FILE", help=pictures)
 
 
-@_subcommand(
-    "table:show_comparison",
-    "test the first row of the table, or the first file of predictions, against each of the others",
-    """examples:
-  distill-run compare alp nkd rkd pkd ckd             four tests, with Holm's correction
-  distill-run compare alp rkd --margin 0.5            better, worse, the same within 0.5 points, or undecided
-  distill-run compare alp rkd --looks 2               two more seeds were run after a look at three
-  distill-run compare --predictions a.csv b.csv --gold gold.csv --margin 1
-  distill-run compare --predictions rkd=r1.csv,r2.csv base=b1.csv,b2.csv --gold gold.csv
-""",
-)
+@_subcommand("table:show_comparison")
 def _compare(parser: Parser) -> None:
+    """Test the first row of the table, or the first file of predictions, against each of the others.
+
+    examples:
+      distill-run compare alp nkd rkd pkd ckd             four tests, with Holm's correction
+      distill-run compare alp rkd --margin 0.5            better, worse, the same within 0.5 points, or undecided
+      distill-run compare alp rkd --looks 2               two more seeds were run after a look at three
+      distill-run compare --predictions a.csv b.csv --gold gold.csv --margin 1
+      distill-run compare --predictions rkd=r1.csv,r2.csv base=b1.csv,b2.csv --gold gold.csv
+    """
     parser.add_argument("rows", nargs="*", metavar="ROW", help="row of the table, or method that has only one row")
     files = "files of predictions of any program, a method each; several files of one are its seeds: rkd=a1.csv,a2.csv"
     parser.add_argument("--predictions", nargs="+", metavar="FILE", help=files)
@@ -118,17 +112,16 @@ def _compare(parser: Parser) -> None:
     _add_out(parser, "file to write instead of standard output")
 
 
-@_subcommand(
-    "table:draw_curves",
-    "draw scores against the size of the student or of the data",
-    """The figures are those of the well-read students (Turc et al. 2019, Figures 5 to 10) and of the internal
-representations (Aguilar et al. 2020, Figures 2, 3 and 6 to 9).
-
-example:
-  distill-run curves --by size --task mnli --out figure.png
-""",
-)
+@_subcommand("table:draw_curves")
 def _curves(parser: Parser) -> None:
+    """Draw scores against the size of the student or of the data.
+
+    The figures are those of the well-read students (Turc et al. 2019, Figures 5 to 10) and of the internal
+    representations (Aguilar et al. 2020, Figures 2, 3 and 6 to 9).
+
+    example:
+      distill-run curves --by size --task mnli --out figure.png
+    """
     _add_folders(parser)
     parser.add_argument("--by", choices=_AXES, default="size", help="what the axis shows (default: %(default)s)")
     _add_out(parser, "file of the picture: .png, .pdf or .svg", required=True)
@@ -136,19 +129,23 @@ def _curves(parser: Parser) -> None:
     parser.add_argument("--order", nargs="+", default=[], metavar="VALUE", help="values that come first on the axis")
 
 
-@_subcommand(
-    "analyze:analyze",
-    "compare predictions, attention and states of students with their teacher",
-    "analyses:\n"
-    + "".join(f"  {name:10} {meaning}\n" for name, meaning in _ANALYSES.items())
-    + """
-Models and predictions are read from the store of the runs. All runs must have the same task and the same teacher.
-
-example:
-  distill-run analyze states outputs/runs/sst2-pkd-0123456789ab outputs/runs/sst2-alp-0123456789ab --layers 2 3
-""",
-)
+@_subcommand("analyze:analyze")
 def _analyze(parser: Parser) -> None:
+    """Compare predictions, attention and states of students with their teacher.
+
+    analyses:
+      agreement  how often teacher and student are right or wrong (a table)
+      samples    examples that the teacher predicts correctly and a student does not (a table)
+      history    score per epoch, and the epochs at which a schedule moved on from a layer (history.png)
+      attention  attention maps of one example (attention.png)
+      alpha      ALP-KD's weights of the teacher's layers (alpha.png)
+      states     [CLS] states of students and teacher (states.png)
+
+    Models and predictions are read from the store of the runs. All runs must have the same task and the same teacher.
+
+    example:
+      distill-run analyze states outputs/runs/sst2-pkd-0123456789ab outputs/runs/sst2-alp-0123456789ab --layers 2 3
+    """
     parser.add_argument("what", choices=_ANALYSES, help="kind of analysis; see below")
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file of the picture: .png, .pdf or .svg")
@@ -161,15 +158,14 @@ def _analyze(parser: Parser) -> None:
     parser.add_argument("--samples", type=int, help=samples)
 
 
-@_subcommand(
-    "predict:predict",
-    "write a model's predictions for a file: classes with probabilities, or answers",
-    """examples:
-  distill-run predict outputs/runs/rte-alp-0123456789ab my_pairs.csv
-  distill-run predict distilbert/distilbert-base-uncased-finetuned-sst-2-english new.jsonl --out predictions.csv
-""",
-)
+@_subcommand("predict:predict")
 def _predict(parser: Parser) -> None:
+    """Write a model's predictions for a file: classes with probabilities, or answers.
+
+    examples:
+      distill-run predict outputs/runs/rte-alp-0123456789ab my_pairs.csv
+      distill-run predict distilbert/distilbert-base-uncased-finetuned-sst-2-english new.jsonl --out predictions.csv
+    """
     parser.add_argument("folder", help=_MODEL)
     formats = (
         "CSV, TSV, JSON, JSON lines or Parquet, with the task's columns; .conll; or .txt, with a text in each line"
@@ -181,17 +177,16 @@ def _predict(parser: Parser) -> None:
     _add_overrides(parser)
 
 
-@_subcommand(
-    "predict:submit",
-    "write students' predictions for the test sets, in the format of GLUE's leaderboard",
-    """For a student that answers questions, the file holds answers by question id, for the evaluation scripts of
-SQuAD and MLQA.
-
-example:
-  distill-run submit outputs/runs/rte-alp-* outputs/runs/cola-alp-* --out submission.zip --fill
-""",
-)
+@_subcommand("predict:submit")
 def _submit(parser: Parser) -> None:
+    """Write students' predictions for the test sets, in the format of GLUE's leaderboard.
+
+    For a student that answers questions, the file holds answers by question id, for the evaluation scripts of
+    SQuAD and MLQA.
+
+    example:
+      distill-run submit outputs/runs/rte-alp-* outputs/runs/cola-alp-* --out submission.zip --fill
+    """
     parser.add_argument("folders", nargs="+", type=Path, help="folders of finished runs, one for each task")
     _add_out(parser, "submission.zip, or answers.json for questions", required=True)
     split = "split to answer, for questions (default: the first test split, else the first validation split)"
@@ -200,15 +195,14 @@ def _submit(parser: Parser) -> None:
     parser.add_argument("--device", default="auto", help=DEVICE_HELP)
 
 
-@_subcommand(
-    "export:export",
-    "export a model to ONNX, check it against torch, and measure what each form scores and costs",
-    """examples:
-  distill-run export outputs/runs/sst2-alp-0123456789ab --threads 4 --examples 500
-  distill-run export my_model --data labeled.csv --within 1       the exit code is 1 if int8 may lose a point
-""",
-)
+@_subcommand("export:export")
 def _export(parser: Parser) -> None:
+    """Export a model to ONNX, check it against torch, and measure what each form scores and costs.
+
+    examples:
+      distill-run export outputs/runs/sst2-alp-0123456789ab --threads 4 --examples 500
+      distill-run export my_model --data labeled.csv --within 1       the exit code is 1 if int8 may lose a point
+    """
     parser.add_argument("folder", help=_MODEL)
     data = "labeled examples, with columns as in task=custom (default: the validation split of the run)"
     parser.add_argument("--data", type=Path, metavar="FILE", help=data)
@@ -223,17 +217,16 @@ def _export(parser: Parser) -> None:
     parser.add_argument("--license", metavar="ID", help="license in the model card, by its id on the hub: apache-2.0")
 
 
-@_subcommand(
-    "store:manage_store",
-    "list or delete the artifacts in a store",
-    """examples:
-  distill-run store list --kind stage --unused        list the stages that no finished run was made from
-  distill-run store delete --key 1a2b --key 3c4d      delete two artifacts
-  distill-run store delete --damaged --partial --yes  delete what is not complete, without asking
-A run builds missing artifacts again. The folder of a run has its own copy of the student, which stays.
-""",
-)
+@_subcommand("store:manage_store")
 def _store(parser: Parser) -> None:
+    """List or delete the artifacts in a store.
+
+    examples:
+      distill-run store list --kind stage --unused        list the stages that no finished run was made from
+      distill-run store delete --key 1a2b --key 3c4d      delete two artifacts
+      distill-run store delete --damaged --partial --yes  delete what is not complete, without asking
+    A run builds missing artifacts again. The folder of a run has its own copy of the student, which stays.
+    """
     parser.add_argument("action", nargs="?", choices=["list", "delete"], default="list")
     folder = os.path.expanduser(os.environ.get("DISTILL_STORE_DIR") or "outputs/store")
     parser.add_argument("--store", default=folder, help="folder of the store (default: %(default)s)")
@@ -247,15 +240,14 @@ def _store(parser: Parser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
-@_subcommand(
-    "dashboard:make_dashboard",
-    "create a view with panels for distillation in a W&B project",
-    """examples:
-  distill-run dashboard --project my-project --sweep alp_kd-table1-1a2b3c4d
-  distill-run dashboard --print > dashboard.json
-""",
-)
+@_subcommand("dashboard:make_dashboard")
 def _dashboard(parser: Parser) -> None:
+    """Create a view with panels for distillation in a W&B project.
+
+    examples:
+      distill-run dashboard --project my-project --sweep alp_kd-table1-1a2b3c4d
+      distill-run dashboard --print > dashboard.json
+    """
     parser.add_argument("--project", default="distill-run", help="as in tracker.project (default: %(default)s)")
     parser.add_argument("--entity", help="user or team, as in tracker.entity (default: the account's own)")
     parser.add_argument("--sweep", help="show only the runs of this sweep, by the name of its folder in outputs/sweeps")
@@ -263,16 +255,15 @@ def _dashboard(parser: Parser) -> None:
     parser.add_argument("--print", action="store_true", help=as_json)
 
 
-@_subcommand(
-    "track:track",
-    "send finished runs to W&B, TensorBoard or a tracker of a plugin",
-    """Curves are read from metrics.jsonl.
-
-example:
-  distill-run track outputs/runs/* --tracker wandb --project my-project
-""",
-)
+@_subcommand("track:track")
 def _track(parser: Parser) -> None:
+    """Send finished runs to W&B, TensorBoard or a tracker of a plugin.
+
+    Curves are read from metrics.jsonl.
+
+    example:
+      distill-run track outputs/runs/* --tracker wandb --project my-project
+    """
     parser.add_argument("runs", nargs="+", type=Path, metavar="run", help="folders of finished runs")
     parser.add_argument("--tracker", default="wandb", help="wandb, tensorboard or a plugin (default: wandb)")
     parser.add_argument("--project", help="as in tracker.project (default: that of the run)")
@@ -375,14 +366,10 @@ def subcommand_of(arguments: Sequence[str]) -> str | None:
 
 def parser_of(name: str) -> Parser:
     """Return the parser of a subcommand."""
-    subcommand = SUBCOMMANDS[name]
-    parser = Parser(
-        f"distill-run {name}",
-        description=f"{subcommand.summary[0].upper()}{subcommand.summary[1:]}.",
-        epilog=subcommand.notes,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    subcommand.add_options(parser)
+    summary, notes = SUBCOMMANDS[name].help
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(f"distill-run {name}", description=summary, epilog=notes, formatter_class=layout)
+    SUBCOMMANDS[name].add_options(parser)
     return parser
 
 
@@ -400,4 +387,5 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
 
 def summaries() -> str:
     """Return a line for each subcommand, for ``distill-run --help``."""
-    return "\n".join(f"  distill-run {name:10} {subcommand.summary}" for name, subcommand in SUBCOMMANDS.items())
+    lines = {name: subcommand.help[0].rstrip(".") for name, subcommand in SUBCOMMANDS.items()}
+    return "\n".join(f"  distill-run {name:10} {line[0].lower()}{line[1:]}" for name, line in lines.items())

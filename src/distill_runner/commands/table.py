@@ -74,12 +74,10 @@ def show_comparison(options: Namespace) -> None:
     formats = {
         "terminal": lambda: "\n".join(fill(sentence(one), WIDTH, subsequent_indent="  ") for one in comparisons) + "\n",
         "markdown": lambda: as_markdown(comparisons),
-        "json": lambda: json.dumps([as_mapping(one) for one in comparisons], indent=1) + "\n",
+        "json": lambda: json.dumps(files.as_json() if files else [*map(as_mapping, comparisons)], indent=1) + "\n",
     }
     text = formats[options.format]()
-    if files:
-        is_json = options.format == "json"
-        text = json.dumps(files.as_json(), indent=1) + "\n" if is_json else files.as_text(text)
+    text = files.as_text(text) if files and options.format != "json" else text
     _print_or_write(text, options.out)
 
 

@@ -175,11 +175,6 @@ def configure_hub_client() -> None:
 # Trackers and launchers
 
 
-def quiet_wandb_telemetry() -> None:
-    """Silence the telemetry of W&B, which logs errors while offline."""
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-
-
 def quiet_launcher_warning() -> None:
     """Silence Hydra's warning about a launcher's configuration that is checked by the schema of the plugin's name.
 

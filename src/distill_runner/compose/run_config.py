@@ -57,17 +57,17 @@ def typed_run(config: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         UserError: the schema refuses a value, or a stage inherits from a name that does not exist.
     """
-    parts = {key: _plain(config[key]) for key in (*_PARTS, TEMPLATE) if key in config}
+    nodes = {key: config[key] for key in (*_PARTS, TEMPLATE) if key in config}
+    parts: dict[str, Any] = {
+        key: OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        for key, node in nodes.items()
+    }
     values = {key: parts[key] for key in _PARTS if key in parts}
     values["stages"] = complete_stages(parts)
     values["teacher"] = {key: parts["teacher"][key] for key in ("name", "source", "fine_tuned")}
     command = shlex.join(["distill-run", *overrides, *CONFIG_DIR])
     values |= {"method": OmegaConf.select(config, "method.name"), "command": command}
     return validate_config(RunConfig, values)
-
-
-def _plain(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
 
 
 def resolved_settings(config: DictConfig) -> dict[str, Any]:

@@ -152,10 +152,9 @@ def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
         log.info("paused %s", pause)
     except BaseException as error:
         folder = Path(hydra.runtime.output_dir).absolute()
-        if isinstance(error, UserError | TrainingError):
-            log.error("%s", message_and_exit_code(error)[0])
-        elif full := resource_error(error):
-            log.error("%s", full)
+        reported = resource_error(error) or error
+        if isinstance(reported, UserError | TrainingError):
+            log.error("%s", message_and_exit_code(reported)[0])
         else:
             log.exception("this point failed")
         recorded = status.read_run(folder) or {}

@@ -272,10 +272,8 @@ def expand(
 
 def _point(overrides: Sequence[str], config: DictConfig) -> GridPoint:
     """Return the point with the composed configuration ``config``, whose node ``hydra`` is removed."""
-    folder, all_overrides = (
-        Path(config.hydra.sweep.dir, config.hydra.sweep.subdir).absolute(),
-        config.hydra.overrides.task,
-    )
+    folder = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir).absolute()
+    all_overrides = config.hydra.overrides.task
     with open_dict(config):
         del config["hydra"]  # some of its values exist only in a job
     names = None

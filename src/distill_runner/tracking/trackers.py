@@ -22,7 +22,6 @@ from pydantic import field_validator
 
 from distill_runner.common.errors import TrainingPaused, UserError, command, first_line, suggestion
 from distill_runner.common.files import shareable, without_paths
-from distill_runner.common.library_switches import quiet_wandb_telemetry
 from distill_runner.common.plugins import entry_point, load_class
 from distill_runner.common.schema import Schema
 from distill_runner.common.terminal import markdown_table
@@ -211,7 +210,7 @@ class WandbTracker(Tracker):
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
         self.wandb = wandb = imported("wandb", "wandb")
         self.sends_model = config.model
-        quiet_wandb_telemetry()
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's telemetry logs errors while offline
         id_of_agent = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
 
         def start(mode: Literal["online", "offline"] | None) -> Any:

@@ -119,13 +119,11 @@ class GridSweeper(Sweeper):
         Raises:
             UserError: the setting is not a whole number, or 0.
         """
+        from distill_runner.training.devices import available_cpus
+
         launcher = self.config.hydra.launcher
         name = next((key for key in ("n_jobs", "array_parallelism") if launcher.get(key) is not None), None)
         jobs = launcher[name] if name else 1
         if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs == 0:
             raise UserError(f"hydra.launcher.{name}", jobs, "must be 1 or more, or -1 for one worker per CPU")
-        if jobs > 0:
-            return jobs
-        from distill_runner.training.devices import available_cpus
-
-        return available_cpus()
+        return jobs if jobs > 0 else available_cpus()
