@@ -35,7 +35,6 @@ def write_data(folder: Path, length: int) -> None:
     targets.mkdir()
     np.save(targets / "logits.npy", rng.standard_normal((EXAMPLES, 2), dtype=np.float32))
     np.save(targets / "cls.npy", rng.standard_normal((EXAMPLES, LAYERS, WIDTH), dtype=np.float32))
-    np.save(targets / "layers.npy", np.arange(1, LAYERS + 1))
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distill_runner.report.compare import compare
+from distill_runner.report.formats import Line, notes, table_lines
 from distill_runner.report.frame import ResultTable, tabulate
-from distill_runner.report.lines import Line, notes, table_lines
 from distill_runner.report.published import Quantity, cells
-from distill_runner.report.scores import scores_on_validation
+from distill_runner.report.result import scores_on_validation
 from distill_runner.tasks import make_task
 from helpers.fake_results import point, predicted
 
@@ -110,8 +110,8 @@ def scored(monkeypatch: pytest.MonkeyPatch, stored: dict[str, float], **fields: 
     fields = {"name": "two", "dataset": "data", "columns": ["a", "b"], "max_length": 16, "epochs": 1} | fields
     task = make_task(**fields)
     numbers: list[Quantity] = []
-    monkeypatch.setattr("distill_runner.report.scores.measured_stage", lambda *_: {"metrics": stored})
-    monkeypatch.setattr("distill_runner.report.scores.published_number", lambda *args: numbers.append(args[-1]))
+    monkeypatch.setattr("distill_runner.report.result.measured_stage", lambda *_: {"metrics": stored})
+    monkeypatch.setattr("distill_runner.report.result.published_number", lambda *args: numbers.append(args[-1]))
     stage: Any = SimpleNamespace(config=SimpleNamespace(task=task), first_teacher=None)
     return scores_on_validation(None, stage, None) | {"quantities": numbers}  # type: ignore[arg-type]
 

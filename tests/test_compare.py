@@ -11,8 +11,8 @@ import pytest
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.report.compare import Comparison, compare
+from distill_runner.report.formats import as_mapping, conclusion_text, sentence
 from distill_runner.report.frame import Point, tabulate
-from distill_runner.report.lines import as_mapping, conclusion_text, sentence
 from distill_runner.report.resampling import paired_scores
 from helpers.fake_results import failed, point, predicted, result
 

@@ -7,7 +7,7 @@ import pytest
 
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.report.curves import constant_cells, curve_cells
+from distill_runner.report.figures import constant_cells, curve_cells
 from helpers.fake_results import failed, run_folder, with_specs
 
 

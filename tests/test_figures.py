@@ -18,7 +18,6 @@ from distill_runner.report.figures import (
     _epoch_scores,
     comparison_figure,
     epoch_figure,
-    heat_map,
     hyper_parameter_figure,
     score_figure,
     searches,
@@ -98,17 +97,6 @@ def test_lines_join_best_and_median_at_each_value() -> None:
     assert "best" in figure.get_suptitle()
 
 
-def test_heat_map_shows_the_best_of_each_cell_and_of_how_many() -> None:
-    hole = {"optim.lr": 5e-5, "kd.temperature": 1.0}
-    holed = [entry for entry in GRID if not hole.items() <= entry["settings"].items()]
-    (panel,) = heat_map(searches([*holed, result(NKD, method="nkd")]), "kd.temperature").axes
-    cells = {text.get_position(): text.get_text() for text in panel.texts}
-    assert cells == {(0, 0): "60.00\nof 2", (1, 0): "69.00\nof 2", (0, 1): "–", (1, 1): "72.00\nof 2"}
-    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["1", "10"]
-    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["2e-05", "5e-05"]
-    assert panel.get_title() == "rkd"
-
-
 def test_every_score_is_marked_as_what_it_is() -> None:
     entries = [
         *GRID,  # one seed, many settings
@@ -139,7 +127,7 @@ def test_pictures_that_the_results_give_reason_for(tmp_path: Path) -> None:
     assert write_pictures(others, tmp_path) == []
     assert list(tmp_path.iterdir()) == []
     files = write_pictures([result(task="mrpc"), *GRID, *others], tmp_path)
-    assert [file.name for file in files] == ["scores.png", "hyper-parameters-rte.png", "lr-temperature-rte.png"]
+    assert [file.name for file in files] == ["scores.png", "hyper-parameters-rte.png"]
     assert sorted(files) == sorted(tmp_path.iterdir())
     assert all(file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for file in files)
 

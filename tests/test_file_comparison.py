@@ -50,10 +50,9 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "pandas' Series": ("series.csv", lambda file: pd.Series([NAMES[one] for one in PREDICTED]).to_csv(file)),
     "pandas' predict_proba": ("proba.csv", lambda file: by_ids(
         **dict(zip(NAMES, PROBABILITIES.T, strict=True))).to_csv(file, index=False)),
-    "numpy": ("labels.npy", lambda file: np.save(file, PREDICTED)),
-    "numpy's probabilities": ("proba.npy", lambda file: np.save(file, PROBABILITIES)),
-    "JSON lines with logits": ("x.jsonl", lambda file: by_ids(
-        logits=np.log(PROBABILITIES).tolist()).to_json(file, orient="records", lines=True)),
+    "pandas' array": ("array.csv", lambda file: pd.DataFrame(PROBABILITIES).to_csv(file, index=False)),
+    "JSON lines": ("x.jsonl", lambda file: by_ids(
+        prediction=[NAMES[one] for one in PREDICTED]).to_json(file, orient="records", lines=True)),
     "ids in another order": ("y.tsv", lambda file: by_ids(
         pred=[NAMES[one] for one in PREDICTED]).to_csv(file, index=False, sep="\t")),
     "answers of a language model": ("answers.json", lambda file: file.write_text(json.dumps(
@@ -154,16 +153,16 @@ def test_what_can_be_taken_in_two_ways_is_refused(tmp_path: Path) -> None:
         "has 119 rows, and": table[["prediction"]][:-1],
         "which one is meant": table.assign(pred=0),
         "has the labels": table.assign(prediction=range(SIZE)),
-        "no predictions": pd.DataFrame({"epoch": [0], "steps": [1], "cosine_pearson": [0.9]}),
+        "has the columns epoch, steps": pd.DataFrame({"epoch": [0], "steps": [1], "cosine_pearson": [0.9]}),
     }
     for text, content in refused.items():
         content.to_csv(tmp_path / "a.csv", index=False)
         with pytest.raises(UserError, match=r"a\.csv") as error:
             compared(tmp_path, gold.name, "a.csv")
         assert text in str(error.value)
-    np.save(tmp_path / "a.npy", PROBABILITIES)
+    pd.DataFrame(PROBABILITIES).to_csv(tmp_path / "a.csv", index=False)
     with pytest.raises(UserError, match="nothing says which is which"):
-        compared(tmp_path, gold.name, "a.npy")
+        compared(tmp_path, gold.name, "a.csv")
     table.to_csv(tmp_path / "a.csv", index=False)
     with pytest.raises(UserError, match="second of two classes"):
         compared(tmp_path, gold.name, "a.csv", metric="f1")
@@ -178,7 +177,6 @@ def test_missing_labels_and_damaged_files_are_refused(tmp_path: Path) -> None:
     contents = {
         "labels.csv": "prediction\nno\nyes\nyes\n",
         "scores.csv": "prediction,p_no,p_yes\nno,x,0.1\nyes,0.2,0.8\nno,0.5,0.5\n",
-        "array.npy": "no array",
     }
     for name, content in contents.items():
         (tmp_path / name).write_text(content)

@@ -14,8 +14,8 @@ from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from distill_runner.common.errors import UserError
-from distill_runner.pipeline.scoring import FinalScores
-from distill_runner.report.scores import scores_on_tests, scores_on_validation
+from distill_runner.pipeline.build import FinalScores
+from distill_runner.report.result import scores_on_tests, scores_on_validation
 from distill_runner.tasks import make_task
 from helpers.built_runs import Run, student
 from helpers.made_questions import as_json, made_rows
@@ -128,7 +128,7 @@ def test_predictions_are_kept(data: Path, compose: Compose, monkeypatch: pytest.
         calls.append(1)
         return np.zeros((3, 2))
 
-    monkeypatch.setattr("distill_runner.pipeline.scoring.predict", predict)
+    monkeypatch.setattr("distill_runner.pipeline.build.predict", predict)
     again = Run(compose(*overrides))
     assert FinalScores(again.stage, again.pipeline).scores() == first
     more = Run(compose(*overrides, "task.metrics=[accuracy,f1]"))

@@ -8,8 +8,8 @@ import pytest
 
 from distill_runner.report.compare import optimism
 from distill_runner.report.figures import BEST, score_figure
+from distill_runner.report.formats import notes, sentence, table_lines
 from distill_runner.report.frame import GRID, tabulate
-from distill_runner.report.lines import notes, sentence, table_lines
 from helpers.fake_results import with_specs
 
 LABELS = np.array([0, 1] * 50)

@@ -13,8 +13,15 @@ from scipy.stats import rankdata, zscore
 
 from distill_runner.datasets.metrics import METRICS, REGRESSION_METRICS
 from distill_runner.report import resampling
-from distill_runner.report.resampling import PairedScores, SummedScores, clustered_scores, paired_scores
-from distill_runner.report.sample_scores import RANKED, SUMMED, f1_of_counts
+from distill_runner.report.resampling import (
+    RANKED,
+    SUMMED,
+    PairedScores,
+    SummedScores,
+    clustered_scores,
+    f1_of_counts,
+    paired_scores,
+)
 from helpers.small_runs import few_fast
 
 MULTILABEL = ("f1_micro", "subset_accuracy")

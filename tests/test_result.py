@@ -14,8 +14,7 @@ from distill_runner.methods.config import parse_method
 from distill_runner.pipeline.resolving import resolve
 from distill_runner.report import published
 from distill_runner.report.published import Quantity
-from distill_runner.report.result import describe_run, environment
-from distill_runner.report.scores import _Numbers, _variant, published_number
+from distill_runner.report.result import _Numbers, _variant, describe_run, environment, published_number
 
 Compose = Callable[..., RunConfig]
 RTE = Quantity("rte", ("validation",), "accuracy")

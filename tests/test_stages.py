@@ -366,7 +366,6 @@ def test_cached_and_live_targets_give_the_same_student(compose: Compose, referen
     assert {file.name for file in targets(reference).glob("*.npy")} == {
         "logits.npy",
         "cls.npy",
-        "layers.npy",
     }
 
 

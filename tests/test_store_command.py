@@ -14,8 +14,7 @@ from filelock import FileLock
 
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.pipeline.inventory import freed_bytes, list_entries, occupied_bytes
-from distill_runner.pipeline.store import Store, key_of
+from distill_runner.pipeline.store import Store, freed_bytes, key_of, list_entries, occupied_bytes
 from helpers.fake_results import run_folder
 
 VOCABULARY = {"kind": "vocabulary", "schema": 1}

@@ -1,6 +1,5 @@
 """What a terminal shows of results, and the card beside a student."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner import api
-from distill_runner.report.card import model_card, score_files, with_additions, with_license, write_card
+from distill_runner.report.card import model_card, with_additions, with_license
 from distill_runner.report.formats import result_row, terminal
 from distill_runner.report.frame import tabulate
 from helpers.fake_results import failed, result
@@ -208,22 +207,6 @@ def test_model_card_of_a_language_model() -> None:
     assert 'pipeline("fill-mask", model=".")' in body
     assert "| masked_accuracy | 7.50 |" in body
     assert "161900" not in body, "a perplexity is no share"
-
-
-def test_the_hub_reads_the_scores_beside_the_card(tmp_path: Path) -> None:
-    from huggingface_hub import parse_eval_result_entries
-
-    test = {"metric": "f1", "score": 0.5, "metrics": {"f1": 0.5}}
-    made = result(data={"config": "rte"}, hub={"nyu-mll/glue": "a" * 40}, test=test)
-    write_card(tmp_path, made)
-    (file,) = (tmp_path / ".eval_results").iterdir()
-    (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text()))
-    assert (file.name, entry.dataset_id, entry.task_id, entry.value) == ("rte.yaml", "nyu-mll/glue", "rte", 0.5)
-    assert (entry.dataset_revision, entry.notes) == ("a" * 40, "f1 on the test set, alp all, seed 1")
-    (text,) = score_files(result(dataset="owner/name")).values()
-    (entry,) = parse_eval_result_entries(yaml.safe_load(text))
-    assert (entry.task_id, entry.value, entry.dataset_revision) == ("default", 0.6643, None)
-    assert score_files(result(dataset="/home/me/data")) == score_files(result(dataset=None)) == {}
 
 
 WARNING = "validation: the student predicts yes for all 71 examples"

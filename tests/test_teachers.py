@@ -185,20 +185,5 @@ def test_a_cache_of_some_examples_has_their_features(
     assert_same(CachedTargets(tmp_path, CPU, NEEDS)(batch), cached(batch))
 
 
-@pytest.mark.parametrize("needs", [FeatureRequest(cls=frozenset({3})), FeatureRequest(True, frozenset({1, 4}))])
-def test_a_larger_cache_serves(
-    needs: FeatureRequest, tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, tmp_path: Path
-) -> None:
-    CachedTargets.write(tmp_path, live)
-    batch = tokens.batch([60, 3, 17, 44, 8])
-    some, all_of_it = CachedTargets(tmp_path, CPU, needs)(batch), cached(batch)
-    assert some.cls.keys() == needs.cls
-    assert all(torch.equal(cls, all_of_it.cls[layer]) for layer, cls in some.cls.items())
-    assert (some.logits is not None) == needs.logits
-    if some.logits is not None:
-        assert all_of_it.logits is not None
-        assert torch.equal(some.logits, all_of_it.logits)
-
-
 def test_without_a_teacher_there_are_no_features(tokens: TokenSplit) -> None:
     assert NoTeacher()(tokens.batch([0]), PROGRESS, FeatureRequest()) == Features()

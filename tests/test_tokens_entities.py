@@ -9,8 +9,7 @@ import pytest
 from seqeval import metrics
 
 from distill_runner.common.errors import UserError
-from distill_runner.report.resampling import SummedScores
-from distill_runner.report.sample_scores import mean_f1_of_counts
+from distill_runner.report.resampling import SummedScores, mean_f1_of_counts
 from distill_runner.tasks.tokens.tags import (
     SPELLINGS,
     TAG_METRICS,

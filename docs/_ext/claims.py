@@ -33,9 +33,9 @@ from distill_runner.report.compare import (
     compare_rows,
     correct,
 )
+from distill_runner.report.formats import bounds_text, conclusion_text, escaped
 from distill_runner.report.frame import Cell, Point, tabulate
 from distill_runner.report.identity import identity_of
-from distill_runner.report.lines import bounds_text, conclusion_text, escaped
 from distill_runner.report.statistics import CRITICAL, MethodTest
 
 RESULTS = Path(__file__).parents[1] / "results"

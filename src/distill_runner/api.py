@@ -107,8 +107,8 @@ def run(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool =
             ``store``.
         progress: print what the command line prints, unless the program has set up ``logging`` itself.
     Returns:
-        The content of ``result.json``; the names of the run and its ``stages`` with the status ``planned`` if ``plan``
-        or ``runtime.targets_only`` is set, so that nothing was trained.
+        The content of ``result.json``; with ``plan``, which trains nothing, the names of the run and its ``stages``
+        with the status ``planned``.
     Raises:
         UserError: the configuration, data or environment is invalid. It is raised before training where possible.
         TrainingError: training cannot continue.

@@ -38,11 +38,10 @@ from distill_runner.compose.run_config import (
 from distill_runner.compose.unread import needed_stages, unread_settings
 from distill_runner.datasets.readers.files import local_copies
 from distill_runner.pipeline.account import account_of_run, log_account
-from distill_runner.pipeline.build import Pipeline, training_conditions
+from distill_runner.pipeline.build import FinalScores, Pipeline, training_conditions
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.planning import needed_specs, plan, position_warnings, stages_to_build
 from distill_runner.pipeline.resolving import resolve
-from distill_runner.pipeline.scoring import FinalScores
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, locked_run, read_run, write_json, write_status
 from distill_runner.pipeline.store import Store, copy_tree
@@ -50,8 +49,14 @@ from distill_runner.report.card import write_card
 from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS
 from distill_runner.report.formats import result_row
 from distill_runner.report.identity import recorded_identity
-from distill_runner.report.result import describe_run, environment, run_result, stage_assumptions
-from distill_runner.report.scores import TEACHER, scores_of_teacher
+from distill_runner.report.result import (
+    TEACHER,
+    describe_run,
+    environment,
+    run_result,
+    scores_of_teacher,
+    stage_assumptions,
+)
 from distill_runner.tasks.classification import MAX_CLASSES
 from distill_runner.tasks.splits import OPTIONAL
 from distill_runner.tracking.trackers import Tracker, open_tracker
@@ -185,9 +190,6 @@ class _Run:
             for name in stage.config.task.test if stage.config.task else ():
                 if name not in self._tests.splits:
                     log.info("task.test.%s has no labels: it is not scored", name)
-        if runtime.targets_only:
-            pipeline.fill_targets(stage)
-            return {"status": "planned", **self.description}
         return self._build()
 
     def _account(self, is_new: bool = True) -> list[AccountLine]:

@@ -67,10 +67,8 @@ def samples_table(
         predictions: predictions for the examples, by name of the model.
         numbers: indices of the examples in their split.
     """
-    rows = [
-        [str(number), *(" ".join(cell.split()).replace("|", "\\|") for cell in cells)]
-        for number, *cells in zip(numbers, texts, labels, *predictions.values(), strict=True)
-    ]
+    columns = zip(numbers, texts, labels, *predictions.values(), strict=True)
+    rows = [[str(one), *(" ".join(cell.split()).replace("|", "\\|") for cell in cells)] for one, *cells in columns]
     header = ["no.", "example", "label", *predictions]
     return markdown_table(header, rows, text_columns=len(header))
 

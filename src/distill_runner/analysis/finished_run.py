@@ -119,14 +119,12 @@ class FinishedRun:
         names: tuple[Projection, ...] = ("query", "key")
         requested = frozenset((name, layer) for layer in range(1, stage.shape.num_layers + 1) for name in names)
         features = self._features(stage, self._tokens_of(stage).batch([example]), FeatureRequest(projections=requested))
-        heads = {
-            key: states.unflatten(1, (stage.shape.num_heads, -1)).transpose(0, 1)
-            for key, states in features.projections.items()
-        }
-        return {
-            k: (heads["query", k] @ heads["key", k].mT / heads["key", k].shape[-1] ** 0.5).softmax(-1).numpy()
-            for k in range(1, stage.shape.num_layers + 1)
-        }
+        maps = dict[int, np.ndarray]()
+        for k in range(1, stage.shape.num_layers + 1):
+            sides = (features.projections[name, k].unflatten(1, (stage.shape.num_heads, -1)) for name in names)
+            query, key = (side.transpose(0, 1) for side in sides)
+            maps[k] = (query @ key.mT / key.shape[-1] ** 0.5).softmax(-1).numpy()
+        return maps
 
     def states(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
         """Return the [CLS] outputs (n, H) by layer for n examples, in the order of ``examples``."""

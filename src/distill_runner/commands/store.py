@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distill_runner.common.errors import UserError, suggestion
-from distill_runner.pipeline.inventory import KINDS, Entry, freed_bytes, list_entries, occupied_bytes, unused_entries
-from distill_runner.pipeline.store import IN_USE, Store
+from distill_runner.pipeline.store import (
+    IN_USE,
+    KINDS,
+    Entry,
+    Store,
+    freed_bytes,
+    list_entries,
+    occupied_bytes,
+    unused_entries,
+)
 
 
 def manage_store(options: Namespace) -> int:

@@ -9,15 +9,30 @@ from textwrap import fill
 
 from distill_runner.commands.parser import write_file
 from distill_runner.common.errors import UserError
-from distill_runner.report import curves
 from distill_runner.report.collect import Result, select_results
 from distill_runner.report.compare import Comparison, compare, optimism
-from distill_runner.report.figures import comparison_figure, drawable, save, score_figure, write_pictures
-from distill_runner.report.file_comparison import compare_files
-from distill_runner.report.formats import WIDTH, as_csv, default_comparisons, html, latex, markdown, terminal
+from distill_runner.report.figures import (
+    comparison_figure,
+    curve_figure,
+    drawable,
+    save,
+    score_figure,
+    write_pictures,
+)
+from distill_runner.report.file_comparison import compare_files, methods_of
+from distill_runner.report.formats import (
+    WIDTH,
+    as_csv,
+    as_mapping,
+    as_markdown,
+    default_comparisons,
+    html,
+    latex,
+    markdown,
+    sentence,
+    terminal,
+)
 from distill_runner.report.frame import ResultTable, tabulate
-from distill_runner.report.lines import as_mapping, as_markdown, sentence
-from distill_runner.report.prediction_files import methods_of
 
 
 def show_table(options: Namespace) -> None:
@@ -85,9 +100,10 @@ def draw_curves(options: Namespace) -> None:
     """Draw the scores of the runs in some folders against the size of the student or of the data.
 
     Raises:
-        UserError: as for ``curves.draw``; there are no runs, or no run of the task.
+        UserError: as for ``figures.curve_cells``; there are no runs, or no run of the task.
     """
-    curves.draw(select_results(options.folders, {"task": options.task}), options.by, options.out, options.order)
+    results = select_results(options.folders, {"task": options.task})
+    save(curve_figure(results, options.by, options.order), options.out)
 
 
 def _page(results: Sequence[Result], table: ResultTable, comparisons: Sequence[Comparison], options: Namespace) -> str:

@@ -29,13 +29,8 @@ FEW_UPDATES = 250
 SIZE, LATENCY = "size", "latency"
 _AXES = {LATENCY: "p50 of one example in ms", SIZE: "MB"}
 _MARKERS = {EXACT: "o", INT8: "s"}
-CHOICE: dict[str, Any] = {
-    "marker": "o",
-    "markersize": 13,
-    "markerfacecolor": "none",
-    "color": COLORS[1],
-    "linestyle": "",
-}
+CHOICE: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": ""}
+CHOICE["color"] = COLORS[1]
 PARETO: dict[str, Any] = {"color": "0.6", "linewidth": 1}
 FLOOR: dict[str, Any] = {"color": "0.5", "linewidth": 1, "linestyle": "--"}
 
@@ -276,10 +271,8 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
                 x, y, (low, high) = place(row), 100 * row.score, row.cost.interval
                 heights = [[y - 100 * row.interval[0]], [100 * row.interval[1] - y]]
                 widths = [[max(0.0, x - low)], [max(0.0, high - x)]] if axis == LATENCY else None
-                look: dict[str, Any] = {
-                    "color": COLORS[6] if row.family is None else COLORS[0],
-                    "marker": _MARKERS[row.form],
-                }
+                color = COLORS[6] if row.family is None else COLORS[0]
+                look: dict[str, Any] = {"color": color, "marker": _MARKERS[row.form]}
                 panel.errorbar(x, y, heights, widths, elinewidth=0.8, capsize=2, **look)
                 names.setdefault(panel, []).append((row.name, x, y))
             panel.plot(place(selection), 100 * selection.score, **CHOICE)
@@ -292,17 +285,15 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
             panel.set_xlabel(words)
         panels_of[0].set_ylabel(f"{metric} × 100")
         picture.suptitle(f"{task}: score on validation against latency and size")
-        looks: dict[str, Any] = {
-            f"student {form}": {"color": COLORS[0], "marker": marker, "linestyle": ""}
-            for form, marker in _MARKERS.items()
-            if any(row.form == form and row.family is not None for row in rows)
-        }
-        looks |= {"teacher": {"color": COLORS[6], "marker": "o", "linestyle": ""}, "Pareto set": PARETO}
+        forms = [form for form in _MARKERS if any(row.form == form and row.family is not None for row in rows)]
+        points: dict[str, Any] = {"color": COLORS[0], "linestyle": ""}
+        looks: dict[str, Any] = {f"student {form}": {**points, "marker": _MARKERS[form]} for form in forms}
+        looks |= {"teacher": {**points, "color": COLORS[6], "marker": "o"}, "Pareto set": PARETO}
         ring = "choice" if selection.is_good else "best, but not good enough"
         legend(picture, {**looks, ring: CHOICE, f"teacher − {margin:g}": FLOOR})
         picture.draw_without_rendering()  # from here on, each point has its place
-        for panel, points in names.items():
-            _annotate(panel, points)
+        for panel, of_panel in names.items():
+            _annotate(panel, of_panel)
     return picture
 
 

@@ -116,10 +116,8 @@ def add_labels_alone(grid: Grid) -> None:
         medium = [_without(point, "seed=") for point in points][len(points) // 2]
         for twin in (point for point in points if _without(point, "seed=") == medium):
             on_labels = grid.point([*_without(twin, "method="), "method=nkd"])
-            is_equal = (
-                on_labels.stage is not None and twin.stage is not None and on_labels.stage.shape == twin.stage.shape
-            )
-            if is_equal and on_labels.key not in {point.key for point in grid.points}:
+            shapes = [point.stage and point.stage.shape for point in (twin, on_labels)]
+            if shapes[0] == shapes[1] and on_labels.key not in {point.key for point in grid.points}:
                 grid.points.append(on_labels)
 
 
@@ -237,14 +235,10 @@ class FrontierSweep:
             log.info("timing %d models in turns", len(candidates))
             machine = measure.conditions(settings.threads, cpus)  # with the load of other work, not of the timing
             engines = {one.label: onnx.OnnxEngine(one.files[0], settings.threads) for one in candidates}
-            splits = {one.label: one.examples for one in candidates}
-            circumstances = (
-                f"Timing: {measure.in_words(machine)}. At most {settings.examples} validation "
-                f"examples in {measure.ROUNDS} rounds; the models take turns in each."
-            )
-            costs = measure.running_costs(engines, splits, settings.examples)
-        rows = frontier.score(candidates, costs, metric, settings.margin)
-        rows = frontier.with_tests(rows, settings.smallest)
+            costs = measure.running_costs(engines, {one.label: one.examples for one in candidates}, settings.examples)
+        circumstances = f"Timing: {measure.in_words(machine)}. At most {settings.examples} validation examples "
+        circumstances += f"in {measure.ROUNDS} rounds; the models take turns in each."
+        rows = frontier.with_tests(frontier.score(candidates, costs, metric, settings.margin), settings.smallest)
         row = frontier.choice(rows, settings.smallest)
         best = next(candidate for candidate in candidates if candidate.label == row.label)
         scores = best.scores(metric)
@@ -268,7 +262,7 @@ class FrontierSweep:
         write_json(self.folder / "frontier.json", {**served, "machine": machine, "rows": entries})
         # No other point is run with the test splits of its task.
         with_tests = _with_tests(self.grid, point)
-        if with_tests.stage is not None and with_tests.stage.config.task and with_tests.stage.config.task.test:
+        if with_tests.stage and with_tests.stage.config.task and with_tests.stage.config.task.test:
             launch([with_tests.overrides])
         folder, card = self.folder / "best", self.folder / "best" / CARD
         previous = card.read_text(encoding="utf-8") if card.is_file() else ""
@@ -279,9 +273,8 @@ class FrontierSweep:
         for file in (one.files[number] for one in candidates if one.name == best.name):
             shutil.copyfile(file, folder / onnx.FOLDER / file.name)
         shutil.copyfile(picture, folder / picture.name)
-        paragraphs = [text, *notes, f"![The frontier]({picture.name})"]
-        served_file = folder / onnx.FOLDER / best.files[number].name
-        write_service(folder, served_file, self.task, settings.threads, paragraphs)
+        paragraphs, served_file = [text, *notes, f"![The frontier]({picture.name})"], best.files[number].name
+        write_service(folder, folder / onnx.FOLDER / served_file, self.task, settings.threads, paragraphs)
         print(f"\n{text}\n", *notes, f"written: {self.folder}", f"to serve: {folder}", sep="\n")
         for name, tested in ((point.result().get("test") or {}).get("splits") or {}).items():
             teacher = tested.get("teacher_score")

@@ -7,6 +7,7 @@ import json
 import re
 from contextlib import chdir
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,6 @@ LARGEST = 100_000
 """Bytes of text in a request to ``serve.py``."""
 FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 """Inputs of a model, by what the library tokenizers calls them."""
-DOCKER = """\
-FROM python:3.12-slim
-RUN pip install --no-cache-dir fastapi uvicorn numpy {packages}
-RUN useradd --create-home app
-USER app
-WORKDIR /home/app
-COPY tokenizer.json serve.py ./
-COPY {file} {folder}/
-EXPOSE 8000
-CMD ["uvicorn", "serve:app", "--host", "0.0.0.0", "--port", "8000"]
-"""
-
-
 COMMANDS = """\
 ```sh
 pip install fastapi uvicorn numpy onnxruntime tokenizers && uvicorn serve:app
@@ -63,7 +51,8 @@ def write_service(
     served["empty"] = "" if has_tokens else EMPTY
     (folder / SERVE).write_text(program + SERVICE.format(**served), encoding="utf-8")
     packages = " ".join(f"{name}=={'.'.join(version(name).split('.')[:2])}.*" for name in ("onnxruntime", "tokenizers"))
-    (folder / "Dockerfile").write_text(DOCKER.format(packages=packages, file=name, folder=FOLDER), encoding="utf-8")
+    docker = files("distill_runner.deploy").joinpath("Dockerfile.template").read_text(encoding="utf-8")
+    (folder / "Dockerfile").write_text(docker.format(packages=packages, file=name, folder=FOLDER), encoding="utf-8")
     card = folder / CARD
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     code = f"```python\n{_with_example(folder, program, task)}```"

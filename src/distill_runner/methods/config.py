@@ -52,8 +52,6 @@ TERMS: dict[str, type[LossTerm]] = {
     "margins": MarginLoss,
 }
 """Built-in terms by id. Ids are part of keys in the store: a class may move, but its id must not change."""
-_ENTRY_POINTS = "distill_runner.terms"
-"""Entry point group in which installed packages register loss terms: ``<id> = "<module>:<class>"``."""
 SCHEDULE = "method.schedule"
 """Key of the schedule among the terms of a spec. It cannot be a term's name: torch allows no dot in module names."""
 SPEC_KEYS = ("term", "version", "weight", "source")
@@ -72,18 +70,17 @@ def find_term(term: str) -> type[LossTerm]:
     """
     if term in TERMS:
         return TERMS[term]
-    path = term if "." in term else plugins.entry_point(_ENTRY_POINTS, term)
-    if path is None:
+    if "." not in term:
         remedy = suggestion(term, TERMS) + " Your own: <module>.<class>, such as my_terms.MyTerm."
         raise UserError(".term", term, "there is no such term", remedy.strip())
-    return plugins.load_class(".term", path, LossTerm)
+    return plugins.load_class(".term", term, LossTerm)
 
 
 class TermConfig(Schema):
     """One loss term of a method, with its weight and arguments.
 
     Args:
-        term: id in ``TERMS`` or of an installed package, or ``<module>.<class>`` for any other class.
+        term: id in ``TERMS``, or ``<module>.<class>`` for any other class.
         weight: weight of the term in the training loss, greater than 0.
         arguments: arguments of the term's constructor, with defaults filled in.
     """
@@ -281,9 +278,13 @@ def parse_method(node: Any) -> MethodConfig:
         raise UserError(".method.weights", list(weights), problem)
     parsed = {}
     for name, term in terms.items():
-        weight = _weight(name, weights[name])
+        weight, key = weights[name], f".method.weights.{name}"
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
+            raise UserError(key, weight, "must be a number")
+        if weight < 0:
+            raise UserError(key, weight, "must not be negative")
         with error_context(f".method.terms.{name}"):
-            typed = TermConfig.parse(term, weight)
+            typed = TermConfig.parse(term, float(weight))
         if weight:
             parsed[name] = typed
     schedule = node.get("schedule")
@@ -300,15 +301,6 @@ def _require_mapping(node: Any, key: str, remedy: str) -> Mapping[str, Any]:
     if not isinstance(node, Mapping):
         raise UserError(key, "null" if node is None else node, "must be a mapping", remedy)
     return node
-
-
-def _weight(name: str, weight: Any) -> float:
-    key = f".method.weights.{name}"
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
-        raise UserError(key, weight, "must be a number")
-    if weight < 0:
-        raise UserError(key, weight, "must not be negative")
-    return float(weight)
 
 
 class _Arguments(Schema):

@@ -130,6 +130,12 @@ class Attention(Schema):
         return options
 
 
+Layers = Mapping[int, list[int]]
+"""Teacher layers of each student layer."""
+States = Mapping[int, Tensor]
+"""States (B, H) by layer."""
+
+
 class Combination(nn.Module, ABC):
     """Base of modules that build, for supervised student layers, the tensors to compare: states and targets."""
 
@@ -143,9 +149,7 @@ class Combination(nn.Module, ABC):
         """Attention weights (B, A, K) of the last forward by student layer; empty without attention."""
         return {j: alpha for layers, weights in self.weights for j, alpha in zip(layers, weights, strict=True)}
 
-    def forward(
-        self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
-    ) -> list[tuple[Tensor, Tensor]]:
+    def forward(self, layers: Layers, student: States, teacher: States) -> list[tuple[Tensor, Tensor]]:
         """Return states and targets, both (J, B, H), of the student layers that have equally many teacher layers.
 
         Args:
@@ -159,18 +163,14 @@ class Combination(nn.Module, ABC):
         return [self.compared_pair(group, student, teacher) for group in groups.values()]
 
     @abstractmethod
-    def compared_pair(
-        self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def compared_pair(self, layers: Layers, student: States, teacher: States) -> tuple[Tensor, Tensor]:
         """Return states and targets, both (J, B, H), of J student layers with K teacher layers each."""
 
 
 class Select(Combination):
     """Combination that takes the single teacher layer of each student layer unchanged (PKD; ALP-KD Eq. 3)."""
 
-    def compared_pair(
-        self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def compared_pair(self, layers: Layers, student: States, teacher: States) -> tuple[Tensor, Tensor]:
         return torch.stack([student[j] for j in layers]), torch.stack([teacher[k] for (k,) in layers.values()])
 
 
@@ -187,11 +187,7 @@ class Concatenate(Combination):
     """
 
     def __init__(
-        self,
-        layers: Mapping[int, list[int]],
-        width_student: int,
-        width_teacher: int,
-        project: Literal["teacher", "student"],
+        self, layers: Layers, width_student: int, width_teacher: int, project: Literal["teacher", "student"]
     ) -> None:
         super().__init__()
         self.project = project
@@ -200,9 +196,7 @@ class Concatenate(Combination):
             widths = (len(entry) * width_teacher, width_student)
             self.projections[str(j)] = nn.Linear(*(widths if project == "teacher" else widths[::-1]))
 
-    def compared_pair(
-        self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def compared_pair(self, layers: Layers, student: States, teacher: States) -> tuple[Tensor, Tensor]:
         states = {j: student[j] for j in layers}
         targets = {j: torch.cat([teacher[k] for k in entry], dim=1) for j, entry in layers.items()}
         projected = targets if self.project == "teacher" else states
@@ -217,18 +211,14 @@ class Attend(Combination):
     every decoder layer in Vaswani et al.
     """
 
-    def __init__(
-        self, layers: Mapping[int, list[int]], width_student: int, width_teacher: int, attention: Attention
-    ) -> None:
+    def __init__(self, layers: Layers, width_student: int, width_teacher: int, attention: Attention) -> None:
         super().__init__()
         self.attention = attention
         self.projections = nn.ModuleDict()
         for j, entry in layers.items() if attention.type == "kqv" else ():
             self.projections[str(j)] = KeysQueriesValues(width_student, width_teacher, len(entry), attention)
 
-    def compared_pair(
-        self, layers: Mapping[int, list[int]], student: Mapping[int, Tensor], teacher: Mapping[int, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def compared_pair(self, layers: Layers, student: States, teacher: States) -> tuple[Tensor, Tensor]:
         states_JBH = torch.stack([student[j] for j in layers])
         if self.projections:  # one layer after the other, since keys and values of all would take much memory
             targets = []

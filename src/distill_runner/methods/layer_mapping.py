@@ -8,6 +8,7 @@ In this module m is the number of student layers and n the number of teacher lay
 import random
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import model_validator
 
 from distill_runner.common.errors import UserError, override, quantity
@@ -55,7 +56,6 @@ class LayerMapping(Schema):
             refuses it.
         seed: seed of the rule ``random``, which needs it. Tables take runs that differ in it for seeds of one row.
         sort: whether the drawn layers rise with the student layers.
-        repeat: whether several student layers can draw the same teacher layer.
         every_epoch: whether each epoch draws anew. The draw depends only on ``seed`` and the epoch, so that training
             resumes with the same layers.
     Raises:
@@ -81,7 +81,6 @@ class LayerMapping(Schema):
     supervise_last: bool = False
     seed: int | None = None
     sort: bool = False
-    repeat: bool = False
     every_epoch: bool = False
 
     @model_validator(mode="after")
@@ -102,7 +101,7 @@ class LayerMapping(Schema):
     def name(self) -> str:
         """Name for tables: the rule, with the teacher layer if one is set, and ``rail`` for the mapping of RAIL-KD."""
         if self.rule == "random":
-            flags = [key for key in ("sort", "repeat", "every_epoch") if getattr(self, key)]
+            flags = [key for key in ("sort", "every_epoch") if getattr(self, key)]
             return "rail" if flags == ["sort", "every_epoch"] else " ".join(["random", *flags])
         return self.rule if self.layer is None else f"{self.rule}:{self.layer}"
 
@@ -161,11 +160,8 @@ class LayerMapping(Schema):
     def _draw(self, count: int, n: int, epoch: int) -> list[int]:
         # Python guarantees that random() gives the same numbers in all of its versions, unlike sample() and shuffle().
         draw = random.Random(f"{self.seed}/{epoch if self.every_epoch else 0}").random
-        if self.repeat:
-            layers = [1 + int(n * draw()) for _ in range(count)]
-        else:
-            ranks = {k: draw() for k in range(1, n + 1)}
-            layers = sorted(ranks, key=lambda k: ranks[k])[:count]
+        ranks = {k: draw() for k in range(1, n + 1)}
+        layers = sorted(ranks, key=lambda k: ranks[k])[:count]
         return sorted(layers) if self.sort else layers
 
 
@@ -188,7 +184,6 @@ _RULES_OF_KEYS = {
     "layers": ("explicit",),
     "seed": ("random",),
     "sort": ("random",),
-    "repeat": ("random",),
     "every_epoch": ("random",),
 }
 """Keys by the rules that take them; the first one of these needs it, if it has no default."""
@@ -201,12 +196,7 @@ _EXAMPLES = {
 
 def _buckets(n: int, count: int) -> list[list[int]]:
     """Divide layers 1..n into ``count`` consecutive buckets whose sizes differ by at most 1, larger buckets first."""
-    buckets, start = [], 1
-    for j in range(count):
-        size = n // count + (j < n % count)
-        buckets.append(list(range(start, start + size)))
-        start += size
-    return buckets
+    return [bucket.tolist() for bucket in np.array_split(np.arange(1, n + 1), count)] if count else []
 
 
 def _check_explicit(layers: list[list[int]], m: int, n: int) -> list[list[int]]:

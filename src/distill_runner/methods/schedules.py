@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 
 _KEY = ".method.schedule"
 Limit = Annotated[int, Field(ge=0)]
-Value = TypeVar("Value", int, float)
 
 
 class LayerSchedule(Schema):
@@ -95,10 +94,7 @@ class LayerSchedule(Schema):
             layered = max(0, min(round(self.share * num_epochs), most))
             ends = [layered * number // num_steps for number in range(num_steps + 1)]
             return [end - start for start, end in pairwise(ends)]
-        return _broadcast(self.limits, num_steps)
-
-    def step_thresholds(self, num_layers: int) -> list[float] | None:
-        return None if self.thresholds is None else _broadcast(self.thresholds, self.num_steps(num_layers))
+        return self.limits * num_steps if len(self.limits) == 1 else self.limits
 
     def check(self, num_layers: int, terms: Mapping[str, LossTerm]) -> None:
         """Check that the schedule fits the terms of a method.
@@ -141,10 +137,6 @@ class LayerSchedule(Schema):
         if (layered := sum(self.step_limits(num_layers, num_epochs))) >= num_epochs:
             problem = f"{num_layers} layers take {layered} of {num_epochs} epochs and leave none for the predictions"
             raise UserError(f"{_KEY}.limits", self.limits, problem, remedy)
-
-
-def _broadcast(values: list[Value], count: int) -> list[Value]:
-    return values * count if len(values) == 1 else values
 
 
 @dataclass
@@ -228,12 +220,13 @@ class ScheduledMethod(Method):
         return self.layers[lowest - 1] + 1 if lowest else 1
 
     def _is_done(self, limit: int, epoch: int) -> bool:
-        if epoch - self.state.first_epoch >= limit:
+        state, thresholds = self.state, self.schedule.thresholds
+        if epoch - state.first_epoch >= limit:
             return True
-        thresholds = self.schedule.step_thresholds(len(self.layers))
-        if thresholds is None or epoch == self.state.first_epoch:
+        if thresholds is None or epoch == state.first_epoch:
             return False
-        return self.state.watched_sum.item() < thresholds[self.state.position] * self.state.num_examples
+        threshold = thresholds[0] if len(thresholds) == 1 else thresholds[state.position]
+        return state.watched_sum.item() < threshold * state.num_examples
 
     def current_terms(self) -> dict[str, LossTerm]:
         predictions = not self.layer or self.schedule.classification == "always"
@@ -294,10 +287,7 @@ class EpochsPerStep(Schema):
         Raises:
             UserError: ``epochs`` is a list of another length than ``items``, or a step takes no epoch.
         """
-        lengths = self._lengths(len(items), num_epochs)
-        return [item for item, length in zip(items, lengths, strict=True) for _ in range(length)]
-
-    def _lengths(self, count: int, num_epochs: int) -> list[int]:
+        count = len(items)
         if self.epochs is None:
             equal = max(1, (num_epochs - self.warmup) // count)
             rest = num_epochs - self.warmup - equal * count
@@ -308,7 +298,8 @@ class EpochsPerStep(Schema):
             raise UserError(".epochs", self.epochs, f"has {len(lengths)} numbers for {count} steps")
         if min(lengths) < 1:
             raise UserError(".epochs", self.epochs, "each step needs at least 1 epoch")
-        return [lengths[0] + self.warmup, *lengths[1:]]
+        lengths = [lengths[0] + self.warmup, *lengths[1:]]
+        return [item for item, length in zip(items, lengths, strict=True) for _ in range(length)]
 
 
 class CheckpointSchedule(EpochsPerStep):

@@ -1,4 +1,4 @@
-"""The account of a run: what its stages read, in a few lines, each from a function in ``_PARTS``.
+"""The account of a run: what its stages read, in a few lines, each from a function that ``account_of_run`` calls.
 
 Data are accounted for when they are tokenized into the store. A plan, which tokenizes nothing, reads the data on this
 machine and tokenizes the first examples.
@@ -6,7 +6,7 @@ machine and tokenizes the first examples.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +35,6 @@ SAMPLE = 1000
 """Examples that a plan tokenizes to tell their lengths."""
 Accounts = dict[str, SplitAccount]
 Hashes = dict[str, np.ndarray]
-
-
-def account_of_run(stage: Stage, inputs: Inputs) -> list[AccountLine]:
-    """Return the lines of the account of a run that ends with ``stage``."""
-    return [line for part in _PARTS for line in part(stage, inputs)]
 
 
 def log_account(lines: Iterable[AccountLine]) -> None:
@@ -168,9 +163,7 @@ def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         if source is None or part.config.model.layers == "random":
             continue
         name = f"{part.name} {source.name}" + (f" merged into {source.base.name}" if source.base else "")
-        file = (
-            inputs.store.path(part.spec) / METRICS
-        )  # has the report of a stage that was built, whose source may be gone
+        file = inputs.store.path(part.spec) / METRICS  # of a stage that was built, whose source may be gone
         entry = json.loads(file.read_text(encoding="utf-8")).get("weights") if inputs.store.has(part.spec) else None
         if (report := WeightsReport.model_validate(entry) if entry else weights_report(part)) is None:
             unknown = "not on this machine yet" if source.commit else "compared when they are loaded"
@@ -252,14 +245,8 @@ def vocabulary_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         yield AccountLine("tokens", f"{part.name}: {'; '.join(texts)}", (), details)
 
 
-_PARTS: list[Callable[[Stage, Inputs], Iterable[AccountLine]]] = [
-    task_lines,
-    example_lines,
-    score_lines,
-    corpus_lines,
-    weight_lines,
-    folder_lines,
-    label_lines,
-    vocabulary_lines,
-]
-"""Functions that yield lines, in the order in which they are printed. A new kind of input adds its own."""
+def account_of_run(stage: Stage, inputs: Inputs) -> list[AccountLine]:
+    """Return the lines of the account of a run that ends with ``stage``. A new kind of input adds its function."""
+    of_data = task_lines, example_lines, score_lines, corpus_lines
+    of_models = weight_lines, folder_lines, label_lines, vocabulary_lines
+    return [line for part in (*of_data, *of_models) for line in part(stage, inputs)]

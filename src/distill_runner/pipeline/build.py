@@ -15,14 +15,15 @@ import torch
 from distill_runner.common.errors import UserError, error_context, override, quantity
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.seeds import preserved_random_state, seed_all, stage_seed
+from distill_runner.datasets.splits import Split
 from distill_runner.datasets.tokenization import save_tokenizer
 from distill_runner.models.build import build, load_model, require_cuttable
 from distill_runner.models.trimming import trim_embeddings
 from distill_runner.pipeline.inputs import Inputs, weights_report
-from distill_runner.pipeline.planning import METRICS, missing_caches
+from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
-from distill_runner.pipeline.store import Store, link_tree, remove
+from distill_runner.pipeline.store import SCHEMA, Spec, Store, link_tree, remove
 from distill_runner.pipeline.targets import (
     cache_bytes,
     cached_share,
@@ -30,15 +31,14 @@ from distill_runner.pipeline.targets import (
     column_outputs,
     live_reason,
     targets_spec,
-    usable_cache,
     with_teacher_tokenizer,
 )
 from distill_runner.tasks.decoding import fitted_temperature
 from distill_runner.training.config import Runtime
-from distill_runner.training.data import Data, select_share
+from distill_runner.training.data import Data, predict, select_share
 from distill_runner.training.devices import Device
 from distill_runner.training.history import Log
-from distill_runner.training.processes import ProcessGroup, current_group
+from distill_runner.training.processes import current_group
 from distill_runner.training.teachers import (
     CachedTargets,
     CheckpointTargets,
@@ -134,17 +134,6 @@ class Pipeline:
         with error_context(f"stages.{stage.name}"):
             return self.store.get(stage.spec, lambda folder: self._build(stage, folder, pause_after))
 
-    def fill_targets(self, stage: Stage) -> None:
-        """Cache the teacher outputs that the stage and its upstream stages read, for teachers that are in the store.
-
-        Nothing is trained.
-        """
-        readers = [reader for reader, _ in missing_caches(stage, self.store, self.runtime.targets)]
-        for reader in readers:
-            teacher_targets(reader, self)
-        if not readers:
-            log.info("nothing to cache: the outputs are cached or cannot be, or the teacher is not built yet")
-
     def checkpoints(self, stage: Stage, pause_after: int | None = None) -> Path:
         """Return the folder with the model after each epoch and, in ``STAGE_FOLDER``, all that the stage yields.
 
@@ -157,9 +146,8 @@ class Pipeline:
 
         def train(folder: Path) -> None:
             if not (folder / STAGE_FOLDER / CHECKPOINT).exists() and not _is_complete(folder / STAGE_FOLDER):
-                remove(
-                    folder / STAGE_FOLDER
-                )  # left by a build that was interrupted at its end; shares files with the epochs
+                # It is left by a build that was interrupted at its end, and shares files with the epochs.
+                remove(folder / STAGE_FOLDER)
             (folder / STAGE_FOLDER).mkdir(exist_ok=True)
             self._fit(stage, folder / STAGE_FOLDER, folder, pause_after)
 
@@ -208,15 +196,9 @@ class Pipeline:
         log.info("stage %s: building %s", stage.name, stage.key)
         data, targets = self.inputs.data(stage), teacher_targets(stage, self)
         # By now all inputs are in the store, where the other processes find them.
-        started = time.monotonic()
-        group = current_group()
-        job = partial(
-            _join_training, stage, self.store.folder, self.runtime, folder, pause_after, torch.get_num_threads()
-        )
-        group.start(job)
-        training = self.training(
-            stage, data, targets, folder, group, pause_after, self.report(stage.name), epochs_folder
-        )
+        started, job = time.monotonic(), (stage, self.store.folder, self.runtime, folder, pause_after)
+        current_group().start(partial(_join_training, *job, torch.get_num_threads()))
+        training = self._training(stage, data, targets, folder, pause_after, epochs_folder)
         history = fit(training)
         if epochs_folder is not None:
             link_tree(epochs_folder / EPOCH.format(history.best), folder / "model")
@@ -230,9 +212,8 @@ class Pipeline:
         )
         for name, predictions in outputs.items():
             np.save(folder / PREDICTIONS.format(name), predictions)
-        config = json.loads(
-            (folder / "model" / "config.json").read_text(encoding="utf-8")
-        )  # a new model has its tokenizer's size
+        # A new model has its tokenizer's size.
+        config = json.loads((folder / "model" / "config.json").read_text(encoding="utf-8"))
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
             "wall_seconds": time.monotonic() - started,
@@ -245,16 +226,8 @@ class Pipeline:
         write_json(folder / METRICS, metrics)
         remove(folder / CHECKPOINT)
 
-    def training(
-        self,
-        stage: Stage,
-        data: Data,
-        targets: TeacherTargets,
-        folder: Path,
-        group: ProcessGroup,
-        pause_after: int | None,
-        report: Log,
-        epochs_folder: Path | None = None,
+    def _training(
+        self, stage: Stage, data: Data, targets: TeacherTargets, folder: Path, pause: int | None, epochs: Path | None
     ) -> Training:
         """Return the training of a stage, before its first update or at the point where it was interrupted."""
         return Training(
@@ -266,12 +239,12 @@ class Pipeline:
             seed=stage_seed(stage.config.seed, stage.name),
             device=self.device,
             runtime=self.runtime,
-            group=group,
+            group=current_group(),
             folder=folder,
-            report=report,
+            report=self.report(stage.name),
             select_best=stage.config.select == "best",
-            pause_after=pause_after,
-            epochs_folder=epochs_folder,
+            pause_after=pause,
+            epochs_folder=epochs,
         )
 
     def untrained(self, stage: Stage) -> Any:
@@ -311,7 +284,7 @@ def _join_training(
     limit_threads(threads)
     pipeline = Pipeline(Store(store), runtime)
     data, targets = pipeline.inputs.data(stage), teacher_targets(stage, pipeline)
-    fit(pipeline.training(stage, data, targets, folder, current_group(), pause_after, no_report(stage.name)))
+    fit(pipeline._training(stage, data, targets, folder, pause_after, None))
 
 
 def decide_cached(stage: Stage, builder: Pipeline) -> tuple[bool, str]:
@@ -322,7 +295,7 @@ def decide_cached(stage: Stage, builder: Pipeline) -> tuple[bool, str]:
     assert stage.teacher is not None
     if stage.teacher.has_columns:
         return True, "read from columns of the data"
-    new = [spec for number in stage.teacher_checkpoints if not store.has(spec := usable_cache(stage, number, store))]
+    new = [spec for number in stage.teacher_checkpoints if not store.has(spec := targets_spec(stage, number))]
     split, share = builder.inputs.split(stage, stage.train_split).teacher_inputs, cached_share(stage)
     size = cache_bytes(stage.teacher_needs, stage.teacher.shape, split, len(new), stage.teacher_outputs, share)
     return choose_cache(mode, size, store.folder)
@@ -335,25 +308,21 @@ def teacher_targets(stage: Stage, builder: Pipeline) -> TeacherTargets:
     cached, reason = decide_cached(stage, builder)
     log.info("stage %s: teacher targets %s", stage.name, reason)
     teacher = _Teacher(stage, stage.teacher, builder)
-    open_targets: Callable[[int | None], TeacherTargets]
     if cached:
         caches = {checkpoint: teacher.from_cache(checkpoint) for checkpoint in stage.teacher_checkpoints}
-        open_targets = caches.__getitem__
     else:
         teacher.folder()  # built now, not between two steps of training
-        is_rounded = stage.teacher_outputs == "float16"
-        open_targets = (
-            (lambda checkpoint: MappedTargets(teacher.live(checkpoint), in_float16)) if is_rounded else teacher.live
-        )
 
-    def calibrated(checkpoint: int | None) -> TeacherTargets:
+    def opened(checkpoint: int | None) -> TeacherTargets:
+        targets: TeacherTargets = caches[checkpoint] if cached else teacher.live(checkpoint)
+        if not cached and stage.teacher_outputs == "float16":
+            targets = MappedTargets(targets, in_float16)
+        if not stage.config.calibrate_teacher:
+            return targets
         temperature = teacher_temperature(stage, builder, checkpoint)
         log.info("stage %s: teacher logits divided by %.4g, fitted on the validation split", stage.name, temperature)
-        return MappedTargets(
-            open_targets(checkpoint), lambda features: replace(features, logits=features.logits_OC / temperature)
-        )
+        return MappedTargets(targets, lambda features: replace(features, logits=features.logits_OC / temperature))
 
-    opened = calibrated if stage.config.calibrate_teacher else open_targets
     return CheckpointTargets(stage.route, opened) if stage.route else opened(None)
 
 
@@ -400,10 +369,8 @@ class _Teacher:
         return LiveTargets(network, split, self.needs, self.builder.device)
 
     def from_cache(self, checkpoint: int | None) -> CachedTargets:
-        store, own = self.builder.store, targets_spec(self.stage, checkpoint)
-        usable = usable_cache(self.stage, checkpoint, store)
-        folder = store.find(usable) if usable != own else None  # a larger cache may be damaged, or just deleted
-        folder = folder or store.get(own, partial(self._write, checkpoint=checkpoint))
+        spec = targets_spec(self.stage, checkpoint)
+        folder = self.builder.store.get(spec, partial(self._write, checkpoint=checkpoint))
         return CachedTargets(folder, self.builder.device, self.needs)
 
     def _write(self, folder: Path, checkpoint: int | None) -> None:
@@ -415,3 +382,74 @@ class _Teacher:
             split = teacher.split
             examples = split.teacher_numbers(select_share(len(split), share)) if share < 1 else None
             CachedTargets.write(folder, teacher, self.stage.teacher_outputs, examples)
+
+
+# --- Scores on test splits
+
+
+_OUTPUTS = "outputs.npy"
+"""File with the outputs of the stage's head for a test split, in the order of the split."""
+
+
+class FinalScores:
+    """Predictions and scores of a stage's model on the test splits of its task that have labels.
+
+    Raises:
+        UserError: a split cannot be read, or only some of its examples have labels.
+    """
+
+    def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
+        self.stage, self.pipeline, self.task = stage, pipeline, stage.config.task
+        self.models = stage.members or (stage,)
+
+    @cached_property
+    def splits(self) -> dict[str, Split]:
+        """The test splits that have labels, by name; they are read into the store if they are not there."""
+        if self.task is None:
+            return {}
+        names = self.task.test
+        splits = {name: self.pipeline.inputs.split(self.models[0], split) for name, split in names.items()}
+        return {name: split for name, split in splits.items() if self.task.has_labels(names[name], split)}
+
+    def spec(self, name: str) -> Spec:
+        """Return the spec of the predictions for a test split."""
+        assert self.task is not None
+        tokens = self.models[0].split_spec(self.task.test[name])
+        return {"kind": "test", "schema": SCHEMA, "stage": self.stage.key, "tokens": tokens}
+
+    def outputs(self, name: str) -> np.ndarray:
+        """Return the outputs for a test split, (``split.num_outputs``, C)."""
+        outputs: np.ndarray = np.load(self._folder(name) / _OUTPUTS)
+        return outputs
+
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Return the metrics of each test split, in the order of ``task.metrics``.
+
+        Splits that nobody has predicted are left out if the model has been deleted from the store.
+        """
+        store, scores = self.pipeline.store, {}
+        for name, split in self.splits.items():
+            assert self.task is not None
+            if not store.has(self.spec(name)) and not all(store.has(model.spec) for model in self.models):
+                continue
+            metrics: dict[str, float] = json.loads((self._folder(name) / METRICS).read_text(encoding="utf-8"))
+            if set(self.task.metrics) - metrics.keys():  # the run that predicted the split asked for other metrics
+                metrics = self.task.score(self.outputs(name), split)
+            scores[name] = {metric: metrics[metric] for metric in self.task.metrics}
+        return scores
+
+    def _folder(self, name: str) -> Path:
+        """Return the folder of the predictions for a test split, which are computed if they are missing."""
+
+        def write(folder: Path) -> None:
+            assert self.task is not None
+            pipeline, outputs = self.pipeline, []
+            for stage in self.models:
+                model = pipeline.device.place(load_model(pipeline.build(stage) / "model", stage.head))
+                split = pipeline.inputs.split(stage, self.task.test[name])
+                outputs.append(torch.from_numpy(predict(model, split, pipeline.device)))
+            mean = (self.stage.ensemble_mean(outputs) if self.stage.members else outputs[0]).numpy()
+            np.save(folder / _OUTPUTS, mean)
+            write_json(folder / METRICS, self.task.score(mean, self.splits[name]))
+
+        return self.pipeline.store.get(self.spec(name), write)

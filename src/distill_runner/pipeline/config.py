@@ -115,25 +115,21 @@ class StageConfig(Schema):
             raise UserError(".share", self.share, "applies only to a task, but the stage has a corpus")
         if self.transfer is not None and self.task is None:
             raise UserError("transfer", self.transfer.name, "a transfer set needs a task to evaluate the student on")
-        if self.optim.patience is not None and (problem := self._patience_problem()):
+        ends_with_head = self.method.schedule is not None and self.method.schedule.classification == "at_end"
+        problems = {
+            "select=last keeps the last epoch, whatever the scores": self.select == "last",
+            "would end the training before the teacher's last checkpoints": self.route is not None,
+            "would end the training before the head learns, which the layer schedule leaves to the end": ends_with_head,
+            "could end the training before the temperature has fallen to 1": self.method.ends_late,
+        }
+        if self.optim.patience is not None and any(problems.values()):
+            problem = next(text for text, is_met in problems.items() if is_met)
             raise UserError(".optim.patience", self.optim.patience, problem, "Set it to null for this stage.")
 
     @property
     def num_positions(self) -> int:
         """Maximum number of tokens of an example that the stage reads; 0 for images."""
         return self.task.num_positions if self.task else self.corpus.max_length if self.corpus else 0
-
-    def _patience_problem(self) -> str | None:
-        """Return why the stage cannot be stopped early; None if it can."""
-        if self.select == "last":
-            return "select=last keeps the last epoch, whatever the scores"
-        if self.route is not None:
-            return "would end the training before the teacher's last checkpoints"
-        if self.method.schedule is not None and self.method.schedule.classification == "at_end":
-            return "would end the training before the head learns, which the layer schedule leaves to the end"
-        if self.method.ends_late:
-            return "could end the training before the temperature has fallen to 1"
-        return None
 
 
 class TeacherConfig(Schema):

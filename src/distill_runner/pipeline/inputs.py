@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import reduce
+from functools import cache, reduce
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,8 @@ class Inputs:
 
     def __init__(self, store: Store, device: Callable[[], Device]) -> None:
         self.store, self.device = store, device
-        self._data = dict[Stage, Data]()
+        self.data = cache(self._read_data)
+        """Returns the data that a stage is trained and evaluated on, tokenized into the store. It is read once."""
 
     def tokenizer(self, stage: Stage) -> Any:
         """Return the stage's tokenizer; None without text. A vocabulary from the corpus is trained first if missing."""
@@ -132,12 +133,6 @@ class Inputs:
             return None
         account = SplitAccount.from_json(json.loads((folder / ACCOUNT).read_text(encoding="utf-8")))
         return account, np.load(folder / HASHES) if (folder / HASHES).exists() else None
-
-    def data(self, stage: Stage) -> Data:
-        """Return the data that the stage is trained and evaluated on, tokenized into the store. It is read once."""
-        if stage not in self._data:
-            self._data[stage] = self._read_data(stage)
-        return self._data[stage]
 
     def _read_data(self, stage: Stage) -> Data:
         task, corpus = stage.config.task, stage.config.corpus

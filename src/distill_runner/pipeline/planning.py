@@ -1,12 +1,11 @@
 """Plan of a build: the artifacts that building a stage would read or create, known before anything is trained."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from distill_runner.common.errors import override, quantity
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
-from distill_runner.pipeline.targets import Mode, live_reason, usable_cache
+from distill_runner.pipeline.targets import Mode, live_reason, targets_spec
 
 METRICS = "metrics.json"
 """The last file of a trained stage: its scores and sizes."""
@@ -96,21 +95,6 @@ def needed_specs(stage: Stage) -> list[Spec]:
     ]
 
 
-def missing_caches(stage: Stage, store: Store, targets: Mode = "auto") -> Iterator[tuple[Stage, list[Spec]]]:
-    """Yield each stage to build whose teacher is in the store, with the specs of the caches that it lacks."""
-    if store.has(stage.spec):
-        return
-    for upstream in stage.upstream:
-        yield from missing_caches(upstream, store, targets)
-    teacher = stage.teacher
-    if teacher is None or targets == "live" or live_reason(stage, "auto"):
-        return
-    if store.has(teacher.checkpoints_spec if stage.route else teacher.spec):
-        specs = (usable_cache(stage, checkpoint, store) for checkpoint in stage.teacher_checkpoints)
-        if missing := [spec for spec in specs if not store.has(spec)]:
-            yield stage, missing
-
-
 def _plan_targets(stage: Stage, teacher: Stage, store: Store, mode: Mode) -> list[PlannedArtifact]:
     needs = stage.teacher_needs
     projections = sorted(needs.projections, key=lambda projection: (projection[1], projection[0]))
@@ -128,7 +112,7 @@ def _plan_targets(stage: Stage, teacher: Stage, store: Store, mode: Mode) -> lis
         name = teacher.name
         if checkpoint is not None:
             name += f" after its epoch {checkpoint}" if checkpoint else " before its first epoch"
-        spec = usable_cache(stage, checkpoint, store)
+        spec = targets_spec(stage, checkpoint)
         lines.append(PlannedArtifact("targets", key_of(spec), store.has(spec), f"{text} of {name}{remark}"))
     if stage.route and not all(line.hit for line in lines):
         hit = store.has(spec := teacher.checkpoints_spec)

@@ -117,7 +117,13 @@ class _Resolver:
         shape = _shape(config, source, model_source)
         if model.source is not None and isinstance(tokenizer, ModelSource):
             _require_same_ids(model, source.tokenizer if source else model_source, tokenizer)
-            shape = _with_embeddings(model, shape, tokenizer)
+            if (num_ids := tokenizer.tokenizer_traits.num_ids) > shape.vocab_size:
+                if not model.resize:
+                    problem = f"its tokenizer has {num_ids} tokens, but the model has embeddings for {shape.vocab_size}"
+                    remedy = f"{override('student.resize', True)} adds some, in the teacher too."
+                    remedy += " Or take the model's own tokenizer."
+                    raise UserError(".model.source", model.source, problem, remedy)
+                shape = replace(shape, vocab_size=num_ids)
         stage = Stage(name, config, shape, self.precision, tokenizer, source, model_source)
         _require_labels(stage)
         _require_terms(stage)
@@ -181,22 +187,6 @@ def _require_same_ids(model: ModelConfig, own: Tokenizer, tokenizer: ModelSource
         problem = f"gives {quantity(moved, 'token')} other ids than {own.name}, whose embeddings are copied"
         remedy = "Leave it out, or take a student with new weights: " + override("student", "fresh_tiny")
         raise UserError(".model.tokenizer", tokenizer.name, problem, remedy)
-
-
-def _with_embeddings(model: ModelConfig, shape: EncoderShape, tokenizer: ModelSource) -> EncoderShape:
-    """Return the shape with an embedding for each token.
-
-    Raises:
-        UserError: tokens have no embedding, and ``model.resize`` does not ask for them.
-    """
-    num_ids = tokenizer.tokenizer_traits.num_ids
-    if num_ids <= shape.vocab_size:
-        return shape
-    if not model.resize:
-        problem = f"its tokenizer has {num_ids} tokens, but the model has embeddings for {shape.vocab_size}"
-        remedy = override("student.resize", True) + " adds some, in the teacher too. Or take the model's own tokenizer."
-        raise UserError(".model.source", model.source, problem, remedy)
-    return replace(shape, vocab_size=num_ids)
 
 
 def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource | None) -> EncoderShape:
@@ -308,28 +298,26 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
         problem = "needs classes with gold labels, and a trained model as the teacher, whose logits the method reads"
         remedy = "Leave it out. Scores in columns: " + override("task.calibrate", True)
         raise UserError(".calibrate_teacher", True, problem, remedy)
-    tokenizer = stage.tokenizer
-    if predictions is None and (
-        teacher.tokenizer_spec == stage.tokenizer_spec or _serves(teacher.tokenizer, stage.tokenizer)
-    ):
-        tokenizer = teacher.tokenizer
-    return replace(stage, teacher=teacher, tokenizer=tokenizer, route=_route(config, teacher))
-
-
-def _route(config: StageConfig, teacher: Stage) -> tuple[int, ...] | None:
-    """Return the checkpoint of the teacher for each epoch, if the student follows checkpoints."""
+    own, other = stage.tokenizer, teacher.tokenizer
+    serves = teacher.tokenizer_spec == stage.tokenizer_spec
+    if isinstance(own, ModelSource) and isinstance(other, ModelSource):  # it gives the same tokens, and their segments
+        serves |= (
+            _same_vocabulary(other, own) and own.tokenizer_traits.input_names <= other.tokenizer_traits.input_names
+        )
+    tokenizer = other if predictions is None and serves else own
+    stage = replace(stage, teacher=teacher, tokenizer=tokenizer)
     if config.route is None:
-        return None
-    optim, epochs = teacher.config.optim, config.optim.epochs
+        return stage
+    optim, key = teacher.config.optim, f"stages.{teacher.name}.optim"
     if optim.max_steps is not None or optim.epochs is None:
         problem = "limits the training by steps, but a student follows the epochs of this teacher"
-        raise UserError(f"stages.{teacher.name}.optim.max_steps", optim.max_steps, problem, "Set its epochs instead.")
+        raise UserError(f"{key}.max_steps", optim.max_steps, problem, "Set its epochs instead.")
     if optim.patience is not None:
         problem = "may end the training early, but a student follows the epochs of this teacher"
-        raise UserError(f"stages.{teacher.name}.optim.patience", optim.patience, problem, "Leave it out.")
-    if epochs is None:
+        raise UserError(f"{key}.patience", optim.patience, problem, "Leave it out.")
+    if config.optim.epochs is None:
         raise UserError(".optim.epochs", None, "a student that follows checkpoints needs a number of epochs")
-    return config.route.epoch_checkpoints(optim.epochs, epochs)
+    return replace(stage, route=config.route.epoch_checkpoints(optim.epochs, config.optim.epochs))
 
 
 def _require_readable(stage: Stage, teacher: Stage) -> None:
@@ -363,14 +351,6 @@ def _require_same_vocabulary(teacher: Stage, student: Stage) -> None:
         problem = f"its tokenizer is not that of the teacher ({name}), but this method compares tokens"
         remedy = "Take a student and a teacher from one family, or a method that reads predictions or [CLS] states."
         raise UserError(".model.source", student.tokenizer.name, problem, remedy)
-
-
-def _serves(teacher: Tokenizer, student: Tokenizer) -> bool:
-    """Whether the teacher's tokenizer gives the student all that its own gives: the same tokens, and their segments."""
-    if not isinstance(teacher, ModelSource) or not isinstance(student, ModelSource):
-        return teacher == student
-    needed, available = student.tokenizer_traits.input_names, teacher.tokenizer_traits.input_names
-    return _same_vocabulary(teacher, student) and needed <= available
 
 
 def _same_vocabulary(one: ModelSource, other: ModelSource) -> bool:

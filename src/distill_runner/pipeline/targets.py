@@ -12,7 +12,7 @@ from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.splits import Split
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.stages import Stage
-from distill_runner.pipeline.store import SCHEMA, Spec, Store, key_of
+from distill_runner.pipeline.store import SCHEMA, Spec
 from distill_runner.tasks.scores import training_scores
 from distill_runner.tasks.splits import HELD_OUT
 
@@ -20,22 +20,6 @@ log = logging.getLogger(__name__)
 
 Mode = Literal["auto", "cached", "live"]
 """Where outputs come from, as in ``Runtime.targets``."""
-
-
-def uncacheable_reason(needs: FeatureRequest, corpus: bool, endless: bool = False) -> str | None:
-    """Return why the features ``needs`` of a teacher cannot be cached; None if they can.
-
-    Args:
-        corpus: whether the examples come from a corpus, not from a task.
-        endless: whether the examples look different in each epoch.
-    """
-    if needs.projections:
-        return "queries, keys and values are not cached: they take about as much as the teacher's states of all tokens"
-    if needs.states:
-        return "the states of all tokens are not cached: each token has as many numbers as the teacher's width"
-    if corpus:
-        return "nothing is cached for a corpus: few of its examples are read twice"
-    return "training images look different in each epoch" if endless else None
 
 
 def live_reason(stage: Stage, mode: Mode) -> str | None:
@@ -46,12 +30,20 @@ def live_reason(stage: Stage, mode: Mode) -> str | None:
     """
     if stage.teacher is not None and stage.teacher.has_columns:
         return None
-    task = stage.config.task
-    endless = task is not None and task.is_endless(stage.views)
-    reason = uncacheable_reason(stage.teacher_needs, stage.is_corpus, endless)
-    if reason and mode == "cached":
-        views = "For 8 fixed views of each image: " + override("augment.views", 8) + ". Or " if endless else "Set "
-        raise UserError("runtime.targets", mode, reason, views + override("runtime.targets", "live"))
+    task, needs, remedy = stage.config.task, stage.teacher_needs, "Set "
+    if needs.projections:
+        reason = "queries, keys and values are not cached: they take about as much as the states of all tokens"
+    elif needs.states:
+        reason = "the states of all tokens are not cached: each token has as many numbers as the teacher's width"
+    elif stage.is_corpus:
+        reason = "nothing is cached for a corpus: few of its examples are read twice"
+    elif task is not None and task.is_endless(stage.views):
+        reason = "training images look different in each epoch"
+        remedy = "For 8 fixed views of each image: " + override("augment.views", 8) + ". Or "
+    else:
+        return None
+    if mode == "cached":
+        raise UserError("runtime.targets", mode, reason, remedy + override("runtime.targets", "live"))
     return reason
 
 
@@ -114,32 +106,6 @@ def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
         "precision": stage.precision,
         "dtype": stage.teacher_outputs,
     }
-
-
-def usable_cache(stage: Stage, checkpoint: int | None, store: Store) -> Spec:
-    """Return the spec of the cache that the stage reads: its own, unless another one contains all of it."""
-    assert stage.teacher is not None
-    own = targets_spec(stage, checkpoint)
-    if store.has(own):
-        return own
-    others = (spec for spec in store.specs("targets") if store.has(spec))
-    return next((spec for spec in others if contains(spec, own, stage.teacher.shape.num_layers)), own)
-
-
-def contains(cache: Spec, own: Spec, depth: int) -> bool:
-    """Return whether a cache contains all of another one, bit for bit.
-
-    Args:
-        depth: number of layers of the teacher. A teacher that runs through fewer layers computes the last of them in
-            another way, for [CLS] alone, so the bits may differ.
-    """
-    rest, own_rest = (key_of({**spec, "needs": None, "share": None}) for spec in (cache, own))
-    if rest != own_rest:
-        return False
-    cached, needs = cache["needs"], own["needs"]
-    last, own_last = (depth if part["logits"] else max(part["cls"], default=0) for part in (cached, needs))
-    is_enough = cached["logits"] >= needs["logits"] and {*cached["cls"]} >= {*needs["cls"]}
-    return is_enough and last == own_last and cache["share"] >= own["share"]
 
 
 def column_outputs(stage: Stage) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The card of a student, and its scores as the hub lists them; classes of ``huggingface_hub`` name and nest both."""
+"""The card of a student."""
 
 import re
 from contextlib import suppress
@@ -8,15 +8,13 @@ from typing import Any
 import yaml
 
 from distill_runner.common.errors import quantity
-from distill_runner.common.files import without_paths
 from distill_runner.common.hub import is_hub_id
 from distill_runner.datasets.evaluate_metrics import hub_name
 from distill_runner.report.collect import Result, label
 from distill_runner.report.formats import template
 from distill_runner.report.published import NOT_COMPARABLE
 
-CARD, SCORES = "README.md", ".eval_results"
-"""Of a model's folder on the hub: its card, and the folder with its scores on benchmarks."""
+CARD = "README.md"
 NO_LICENSE = "License: not given. It depends on the licenses of the base model and of the data."
 
 
@@ -32,7 +30,7 @@ def model_card(result: Result) -> str:
         label=label(result),
         layers=quantity(result["student"]["num_layers"], "layer"),
         tag=result.get("pipeline_tag") or ("text-classification" if dataset else "fill-mask"),
-        repository=_repository(result),
+        repository=dataset.partition("@")[0] if dataset and is_hub_id(dataset) else None,
         metrics=metrics,
         metric_type=hub_name,
         no_license=NO_LICENSE,
@@ -41,38 +39,11 @@ def model_card(result: Result) -> str:
     return str(_parsed(text))  # the front matter as the hub writes it
 
 
-def score_files(result: Result) -> dict[str, str]:
-    """Return the files for ``SCORES`` by name, with the student's score on a dataset of the hub; none without one.
-
-    The hub shows a score where the dataset is a benchmark. Its tasks have names of their own, which are not known here:
-    they are taken to be the names of the dataset's configurations. The score is that of the test split, if it has
-    labels, else that of the validation split.
-    """
-    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
-
-    dataset, data = _repository(result), result.get("data") or {}
-    if dataset is None:
-        return {}
-    split, part = ("test", result["test"]) if result.get("test") else ("validation", result)
-    entry = EvalResultEntry(
-        dataset_id=dataset,
-        task_id=data.get("config") or "default",
-        value=float(part["score"]),
-        dataset_revision=(result.get("hub") or {}).get(dataset),
-        notes=f"{part['metric']} on the {split} set, {label(result)}, seed {result['seed']}",
-    )
-    text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True)
-    return {f"{without_paths(result['task'])}.yaml": text}
-
-
 def write_card(folder: Path, result: Result) -> None:
-    """Write the card and the scores of a student into the folder of its model, keeping additions to an earlier card."""
+    """Write the card of a student into the folder of its model, keeping additions to an earlier card."""
     file = folder / CARD
     previous = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     file.write_text(with_additions(model_card(result), previous), encoding="utf-8")
-    for name, text in score_files(result).items():
-        (folder / SCORES).mkdir(exist_ok=True)
-        (folder / SCORES / name).write_text(text, encoding="utf-8")
 
 
 def with_license(card: str, name: str | None) -> str:
@@ -116,9 +87,3 @@ def _parsed(card: str) -> Any:
         with suppress(ValueError, TypeError, yaml.YAMLError):
             return ModelCard(card, ignore_metadata_errors=True)
     return None
-
-
-def _repository(result: Result) -> str | None:
-    """Return the dataset's id on the hub; None if it is a folder."""
-    dataset = result["dataset"] or ""
-    return dataset.partition("@")[0] if is_hub_id(dataset) else None

@@ -11,10 +11,15 @@ from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.datasets.metrics import metric_function
 from distill_runner.report.collect import TEST_PREDICTIONS, Result, scored_on, tested_on
 from distill_runner.report.frame import Cell, Point, ResultTable, held_out_column
-from distill_runner.report.identity import shared_stages
-from distill_runner.report.resampling import ExampleTest, PairedScores, SummedScores, clustered_scores, paired_scores
-from distill_runner.report.row_names import differences
-from distill_runner.report.sample_scores import mean_f1_of_counts
+from distill_runner.report.identity import differences, shared_stages
+from distill_runner.report.resampling import (
+    ExampleTest,
+    PairedScores,
+    SummedScores,
+    clustered_scores,
+    mean_f1_of_counts,
+    paired_scores,
+)
 from distill_runner.report.statistics import ALPHA, MethodTest, holm
 
 PREDICTIONS = "predictions-*.npz"
@@ -137,30 +142,25 @@ def compare(
 
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Add Holm's p-values. Each test asks another question, so its p-values are a family of their own."""
-    p_values = [comparison.p_values for comparison in comparisons]
+    p_values, family = [comparison.p_values for comparison in comparisons], {}
     corrected: list[dict[str, float]] = [{} for _ in comparisons]
-    family = {}
     for test in dict.fromkeys(test for of_one in p_values for test in of_one):
         numbers = [number for number, of_one in enumerate(p_values) if test in of_one]
         family[test] = len(numbers)
         for number, p in zip(numbers, holm([p_values[number][test] for number in numbers]), strict=True):
             corrected[number][test] = p
-    return [
-        replace(comparison, corrected=of_one, family=family)
-        for comparison, of_one in zip(comparisons, corrected, strict=True)
-    ]
+    pairs = zip(comparisons, corrected, strict=True)
+    return [replace(comparison, corrected=of_one, family=family) for comparison, of_one in pairs]
 
 
 def _row(table: ResultTable, name: str) -> str:
     """Return the row that a user names: by its name, by its label, or by its method."""
-    has_scores = {row: any(cell.points for cell in cells.values()) for row, cells in table.rows.items()}
-    methods = {
-        row: next(run["method"] for cell in cells.values() for run in (*cell.runs, *cell.unfinished))
-        for row, cells in table.rows.items()
-    }
-    rows = [row for row in table.rows if name in (row, methods[row], row.partition(",")[0])]
+    rows = list[str]()
+    for row, cells in table.rows.items():
+        method = next(run["method"] for cell in cells.values() for run in (*cell.runs, *cell.unfinished))
+        rows += [row] if name in (row, method, row.partition(",")[0]) else []
     # A point that cannot run is named by its method alone, without the mapping; it must not hide the row with scores.
-    rows = [row for row in rows if has_scores[row]] or rows
+    rows = [row for row in rows if any(cell.points for cell in table.rows[row].values())] or rows
     matches = [row for row in rows if row == name] or rows
     if len(matches) == 1:
         return matches[0]
@@ -210,9 +210,8 @@ def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = N
     metric = one.runs[0]["metric"]
     if metric != other.runs[0]["metric"]:
         return Comparison(*names, ("their metrics differ",))
-    of_other = {run["seed"] for run in other.runs}
-    seeds = [seed for seed in dict.fromkeys(run["seed"] for run in one.runs) if seed in of_other]
-    left_out = []
+    of_each = [dict.fromkeys(run["seed"] for run in point.runs) for point in (one, other)]
+    seeds, left_out = [seed for seed in of_each[0] if seed in of_each[1]], list[str]()
     if len(seeds) > 1:
         count = len(one.runs) + len(other.runs)
         one, other = (Point(tuple(run for run in point.runs if run["seed"] in seeds)) for point in (one, other))
@@ -272,9 +271,8 @@ def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = N
 def _paired_scores(first: Point, second: Point) -> tuple[PairedScores | None, list[str]]:
     if any(len(scored_on(run)) > 1 for point in (first, second) for run in point.runs):
         return None, ["no test over examples: the score is a mean over several splits"]
-    predictions = [[_predictions(run) for run in point.runs] for point in (first, second)]
-    complete = [[of_run for of_run in point if of_run] for point in predictions]
-    if any(len(point) < len(runs) for point, runs in zip(complete, predictions, strict=True)):
+    complete = [[of_run for run in point.runs if (of_run := _predictions(run))] for point in (first, second)]
+    if any(len(of_runs) < len(point.runs) for of_runs, point in zip(complete, (first, second), strict=True)):
         return None, ["no test over examples: predictions are not kept for all runs"]
     if (scores := pair_predictions(first.runs[0]["metric"], *complete)) is None:
         return None, ["no test over examples: their examples, or the numbers of their classes, differ"]
@@ -286,8 +284,10 @@ def pair_predictions(
 ) -> PairedScores | None:
     """Pair the predictions of the runs of two methods; None if they are not for the same examples."""
     sample = first[0]
-    if any(not sample.is_paired_with(other) for other in (*first, *second)):
-        return None
+    for run in (*first, *second):
+        same = sample.source == run.source and sample.values.shape == run.values.shape
+        if not same or not np.array_equal(sample.units, run.units):
+            return None
     one, other = ([of_run.values for of_run in method] for method in (first, second))
     if sample.source == "outputs":
         return paired_scores(metric, one, other, sample.units)
@@ -317,10 +317,6 @@ class Predictions:
             if (values := arrays.get(f"{source}-{metric}")) is not None:
                 return cls(source, values, arrays["clusters"])
         return cls("outputs", arrays["outputs"], arrays["labels"])
-
-    def is_paired_with(self, other: "Predictions") -> bool:
-        same = self.source == other.source and self.values.shape == other.values.shape
-        return same and np.array_equal(self.units, other.units)
 
     def score(self, metric: str) -> float:
         if self.source == "outputs":

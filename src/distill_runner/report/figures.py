@@ -1,4 +1,4 @@
-"""Results as PNG files: scores by task and method, against each hyper-parameter, and over two hyper-parameters.
+"""Results as pictures: scores by task and method, after each epoch, against hyper-parameters, sizes and data.
 
 A result is the content of a run's ``result.json``; only results of finished students are drawn. Scores are fractions
 and are shown times 100. Equal results give equal bytes with the same version of matplotlib, which is imported only
@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.resources import files
-from itertools import product, takewhile
-from math import ceil, isclose, isfinite
+from itertools import takewhile
+from math import ceil, inf, isclose, isfinite
 from pathlib import Path
 from statistics import fmean
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from distill_runner.common.errors import UserError
-from distill_runner.report.collect import Result, is_scored, scored_on, settings, tested_on
-from distill_runner.report.frame import column_of, frame, tabulate
+from distill_runner.common.errors import UserError, suggestion
+from distill_runner.report.collect import Result, is_scored, label, scored_on, settings, tested_on
+from distill_runner.report.frame import Cell, cell_of, column_of, distinct, frame, tabulate
+from distill_runner.report.identity import Identity, identity_of, row_names
 from distill_runner.report.statistics import Spread
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
 
     - ``scores.png``: scores by task and method, with the published numbers;
     - ``curves.png``, if a run has several epochs: scores on the validation split after each epoch;
-    - ``hyper-parameters-<task>.png``, if any hyper-parameter varies: score against each hyper-parameter that varies;
-    - ``lr-temperature-<task>.png``, if learning rate and temperature both vary: best score over the two.
+    - ``hyper-parameters-<task>.png``, if any hyper-parameter varies: score against each hyper-parameter that varies.
 
     Args:
         folder: must exist; files of these names in it are replaced.
@@ -65,16 +65,11 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
         figures["curves"] = curves
     for task in dict.fromkeys(result["task"] for result in done):
         runs = searches([result for result in done if result["task"] == task])
-        if names := [*runs.columns[4:]]:
+        if len(runs.columns) > 4:
             figures[f"hyper-parameters-{task}"] = hyper_parameter_figure(runs)
-        temperature = next((name for name in names if name.endswith(".temperature")), None)
-        if temperature and RATE in names:
-            figures[f"lr-temperature-{task}"] = heat_map(runs, temperature)
-    files = []
     for name, figure in figures.items():
-        files.append(folder / f"{name}.png")
-        save(figure, files[-1])
-    return files
+        save(figure, folder / f"{name}.png")
+    return [folder / f"{name}.png" for name in figures]
 
 
 def drawable(results: Sequence[Result]) -> list[Result]:
@@ -107,9 +102,8 @@ def score_figure(results: Sequence[Result]) -> "Figure":
                 score, kind = numbers["value"], BEST if cell.kind else MEAN if numbers["seeds"] > 1 else ONE
                 panel.plot(score, place, label=kind, **MARKS[kind])
                 if cell.kind:
-                    panel.annotate(
-                        f"of {len(cell.points)}", (score, place), (0, 5), textcoords="offset points", **SMALL
-                    )
+                    text = f"of {len(cell.points)}"
+                    panel.annotate(text, (score, place), (0, 5), textcoords="offset points", **SMALL)
                 if numbers["seeds"] > 1:
                     panel.errorbar(score, place, xerr=numbers["interval"], color=MEASURED, elinewidth=1, capsize=3)
             _list_rows(panel, task, f"{metric} × 100", [*table.rows])
@@ -161,9 +155,7 @@ def draw_epochs(
         for panel, (title, by_name) in zip(axes, curves.items(), strict=True):
             marks: Counter[tuple[int, float]] = Counter()
             for name, seeds in by_name.items():
-                spreads = [
-                    Spread.from_values([100 * score for score in scores]) for scores in zip(*seeds, strict=False)
-                ]
+                spreads = [Spread.from_values([100 * x for x in scores]) for scores in zip(*seeds, strict=False)]
                 plot_means(panel, range(1, len(spreads) + 1), spreads, **_look(names.index(name)))
                 for layer, epoch in (ends or {}).get(name, ()):
                     point = (epoch, spreads[epoch - 1].mean)
@@ -278,38 +270,6 @@ def hyper_parameter_figure(runs: "pd.DataFrame") -> "Figure":
     return figure
 
 
-def heat_map(runs: "pd.DataFrame", across: str) -> "Figure":
-    """Draw the best score over the learning rate and the hyper-parameter ``across``, one panel per method with both.
-
-    Args:
-        runs: of one task, from ``searches``. Each cell shows the number of runs from which its best score is taken.
-    """
-    runs = runs.dropna(subset=[across, RATE])
-    rows, columns = sorted(runs[RATE].unique()), sorted(runs[across].unique())
-    by_method = [*runs.groupby("label", sort=False)]
-    lowest, highest = (getattr(runs.groupby(["label", RATE, across])["score"].max(), end)() for end in ("min", "max"))
-    with style():
-        figure, axes = panels(len(by_method), 3, width=1.2 + 0.7 * len(columns), height=1.0 + 0.5 * len(rows))
-        for panel, (method, of_method) in zip(axes, by_method, strict=True):
-            best, counts = (
-                of_method.pivot_table("score", RATE, across, function).reindex(index=rows, columns=columns)
-                for function in ("max", "count")
-            )
-            panel.imshow(best, cmap="cividis", vmin=lowest, vmax=highest, aspect="auto", origin="lower")
-            for (y, row), (x, column) in product(enumerate(rows), enumerate(columns)):
-                score, count = best.loc[row, column], counts.loc[row, column]
-                text = f"{score:.2f}\nof {count:.0f}" if isfinite(score) else "–"
-                color = "white" if score <= (lowest + highest) / 2 else "black"
-                panel.text(x, y, text, ha="center", va="center", color=color, fontsize=8)
-            panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
-            panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
-            panel.grid(visible=False)
-            panel.set(title=method, xlabel=across)
-        figure.supylabel(RATE)
-        figure.suptitle(f"{runs['task'].iloc[0]}: best {runs['metric'].iloc[0]} × 100 of the runs in each cell")
-    return figure
-
-
 def _look(number: int) -> dict[str, Any]:
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
 
@@ -364,3 +324,125 @@ def style() -> AbstractContextManager[None]:
     from matplotlib.style import context
 
     return context(["default", "distill_runner.report.figures"])
+
+
+# --- Scores against the size of the student or of the data, as in the figures of two papers
+
+Tick = tuple[float, str]
+"""Position of a result on the axis: a number that orders the ticks, and the label of the tick."""
+
+
+AXES = {
+    "size": "student (layers/width), by parameters",
+    "width": "student (layers/width), by width",
+    "transfer_size": "examples of the transfer set",
+    "transfer": "transfer set",
+    "share": "share of the training examples",
+    "updates": "updates before fine-tuning",
+}
+"""Labels of the axes by name.
+
+Well-read students: Figures 5, 7 and 10 (``size``), 6 (``width``), 8 (``transfer_size``) and 9 (``transfer``). Internal
+representations: Figures 3 and 9 (``share``), 2 and 6 to 8 (``size``).
+"""
+
+
+def _tick(result: Result, axis: str) -> Tick | None:
+    """Return the place of a finished run on an axis.
+
+    A student of a transfer set has no share of labeled examples, as it saw no label. Updates are those of all stages
+    that the weights come from, such as MiniLMv2's distillation; there are none if no stage gave the weights, or one
+    that is not limited by ``max_steps``.
+    """
+    layers, width, transfer = result["student"]["num_layers"], result["student"]["width"], result.get("transfer") or {}
+    identity = identity_of(result) or Identity()
+    match axis:
+        case "size":
+            return result["num_params"], f"{layers}/{width}"
+        case "width":
+            return width + layers / 100, f"{layers}/{width}"
+        case "transfer_size" if size := transfer.get("size"):
+            return size, f"{size:,}"
+        case "transfer" if transfer:
+            return 0, transfer["name"]
+        case "share" if not transfer:
+            share = identity.row.get("share", 1.0)
+            return share, f"{share:g}"
+        case "updates":
+            total = sum(identity.row.get(f"{stage}.optim.max_steps") or inf for stage in identity.stages)
+            return (total, f"{total:,.0f}") if 0 < total < inf else None
+    return None
+
+
+def curve_cells(
+    results: Iterable[Result], axis: str, order: Sequence[str] = ()
+) -> tuple[list[str], dict[str, dict[str, Cell]]]:
+    """Return the ticks of the axis in order, and the cells of each curve by tick.
+
+    A curve is a row of the table on one task.
+
+    Args:
+        axis: name of the axis.
+        order: ticks that come first; the other ticks follow in the order of the axis.
+    Raises:
+        UserError: there is no such axis, or no finished result has a tick on it or a tick that ``order`` names.
+    """
+    if axis not in AXES:
+        raise UserError("--by", axis, "there is no such axis", f"Known: {', '.join(AXES)}.")
+    finished = distinct(filter(is_scored, results))
+    on_axis = [(result, place) for result in finished if (place := _tick(result, axis)) is not None]
+    if not on_axis:
+        raise UserError("--by", axis, "no finished run has a value on this axis")
+    several_tasks = len({result["task"] for result, _ in on_axis}) > 1
+    runs: dict[str, dict[str, list[Result]]] = {}
+    names = row_names([result for result, _ in on_axis], [(label(result), tick) for result, tick in on_axis])
+    for name, (result, (_, tick)) in zip(names, on_axis, strict=True):
+        curve = f"{name} on {result['task']}" if several_tasks else name
+        runs.setdefault(curve, {}).setdefault(tick, []).append(result)
+    tick_labels = list(dict.fromkeys(tick for _, (_, tick) in sorted(on_axis, key=lambda pair: pair[1][0])))
+    for tick in order:
+        if tick not in tick_labels:
+            raise UserError("--order", tick, "no finished run has this value", suggestion(tick, tick_labels))
+    cells = {curve: {tick: cell_of(group) for tick, group in by_tick.items()} for curve, by_tick in runs.items()}
+    return list(dict.fromkeys([*order, *tick_labels])), cells
+
+
+def constant_cells(results: Iterable[Result], axis: str) -> dict[str, Cell]:
+    """Return the cells of results without a tick on the axis, by row and task. Each is drawn as a constant."""
+    table = tabulate(result for result in filter(is_scored, results) if _tick(result, axis) is None)
+    several = len(table.tasks) > 1
+    return {f"{name} on {task}" if several else name: cell for name, task, cell in table.cells if cell.points}
+
+
+def curve_figure(results: Sequence[Result], axis: str, order: Sequence[str] = ()) -> "Figure":
+    """Draw a curve for each row: the means over seeds with bands of their 95% intervals; for a grid, its best point.
+
+    Results without a tick on the axis are horizontal lines, and teachers are dashed horizontal lines.
+
+    Raises:
+        UserError: as for ``curve_cells``.
+    """
+    ticks, curves = curve_cells(results, axis, order)
+    scored = [result for result in results if is_scored(result)]
+    with style():
+        figure, (axes,) = panels(1, 1, max(6.0, 1.6 + 0.6 * len(ticks)), 3.5)
+        ends = [-0.3, len(ticks) - 0.7]
+        place = {tick: float(number) for number, tick in enumerate(ticks)}
+        lines = {name: {place[tick]: cells[tick] for tick in ticks if tick in cells} for name, cells in curves.items()}
+        constants = {name: dict.fromkeys(ends, cell) for name, cell in constant_cells(results, axis).items()}
+        for number, (name, cells) in enumerate([*lines.items(), *constants.items()]):
+            text = ", ".join([name, *sorted({cell.kind for cell in cells.values()} - {""})])
+            look: dict[str, Any] = {"marker": "o"} if number < len(curves) else {"linestyle": "-."}
+            look |= {"label": text, "color": COLORS[number % len(COLORS)]}
+            plot_means(axes, [*cells], [cell.points[0].spread for cell in cells.values()], **look)
+        for teacher, by_task in tabulate(scored).teachers.items():
+            for task, numbers in by_task.items():
+                text = f"{teacher} on {task}" if len(by_task) > 1 else teacher
+                axes.axhline(numbers["value"], color="gray", linestyle="--", linewidth=1, label=text)
+        axes.set_xticks(range(len(ticks)), ticks)
+        if len(ticks) > 8 or max(map(len, ticks)) > 8:
+            axes.tick_params("x", rotation=30)
+        metrics = dict.fromkeys(f"{result['task']} {result['metric']}" for result in scored)
+        axes.set(xlabel=AXES[axis], ylabel=", ".join(metrics))
+        legend_below(figure, axes.get_legend_handles_labels()[0])
+    return figure

@@ -1,14 +1,20 @@
 """Compare the predictions of any programs in files, by the tests that compare runs.
 
+Read are the forms of docs/compare.md: tables with named columns (pandas, scikit-learn, ``distill-run predict``, a
+language model), run_glue's and run_ner's ``.txt``, run_qa's answers by id, TREC runs and qrels, and
+sentence-transformers' rankings. What was taken is a sentence of the file; what can be taken in two ways is refused.
+
 A file becomes the predictions of a run: outputs with gold labels, counts of sets, or scores of examples. Several files
 of one method are its seeds, paired by their order. Where a method has one file, the conclusion is on these models.
 """
 
+import csv
+import json
 import re
 from ast import literal_eval
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
@@ -18,23 +24,195 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.common.terminal import markdown_table
+from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.metrics import (
     CLASSIFICATION_METRICS,
     OF_PROBABILITIES,
     OF_SECOND_CLASS,
     REGRESSION_METRICS,
 )
+from distill_runner.datasets.readers.tables import listed_names, open_split
 from distill_runner.report.compare import Comparison, Predictions, compare_cells, correct
+from distill_runner.report.formats import as_mapping, escaped
 from distill_runner.report.frame import Cell, Point
-from distill_runner.report.lines import as_mapping, escaped
-from distill_runner.report.prediction_files import Values, label_text, read_values
-from distill_runner.report.resampling import SummedScores
-from distill_runner.report.sample_scores import SUMMED, f1_by_class
+from distill_runner.report.resampling import SUMMED, SummedScores, f1_by_class
 from distill_runner.tasks.decoding import MIN_PROBABILITY
 from distill_runner.tasks.questions.answers import normalize_answer, question_scores
 from distill_runner.tasks.split_account import short_list
 from distill_runner.tasks.tokens.tags import TagSet, complete_names, spelled_parts
 from distill_runner.tasks.vectors.retrieval import ranking_scores
+
+# --- Values in files
+
+
+IDS = ("id", "index", "idx", "guid", "", "Unnamed: 0")
+"""Names of columns of ids, the first of which is taken; pandas writes its index without a name."""
+PREDICTED = ("prediction", "predictions", "predicted", "predicted_label", "pred", "y_pred", "prediction_text")
+LABELS = ("label", "labels", "gold", "target", "y_true", "answers", "answer", "ner_tags", "tags", "spans")
+PREFIX = "p_"
+"""Of columns of the probability of a class, as ``distill-run predict`` writes them."""
+RENAME = "Name one column prediction in files of predictions, and label in the gold file."
+SAME_EXAMPLES = "Compare predictions of the same examples; those of files without ids have the order of the gold file."
+_RUN, _QRELS = re.compile(r"\S+\s+Q0(\s+\S+){4}"), re.compile(r"\S+\s+\S+\s+\S+\s+-?\d+")
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a file says of N examples.
+
+    Attributes:
+        ids: of the examples; None if the file has none, so that its order counts.
+        values: a label, number, answer or list for each; scores of documents by their ids for rankings; empty if there
+            are only ``scores``.
+        scores: (N, C), probabilities or logits; None without.
+        names: classes of the columns of scores, or those that numbers stand for; empty if the file does not name them.
+        contexts: the text that each example is about, if several examples may be about one.
+        text: what was taken.
+    """
+
+    file: Path
+    ids: list[str] | None
+    values: list[Any]
+    scores: np.ndarray | None = None
+    names: Sequence[str] = ()
+    contexts: Sequence[str] | None = None
+    text: str = ""
+
+    def in_order_of(self, gold: "Values") -> "Values":
+        """Return the examples in the order of ``gold``, whose ids are the numbers of its rows if it has none.
+
+        Raises:
+            UserError: the ids are not those of ``gold``, or one occurs twice.
+        """
+        rows = [*map(str, range(len(gold.values)))]
+        expected = rows if gold.ids is None else gold.ids
+        if self.ids is None or (self.ids == rows and {*expected} != {*rows}):
+            if (size := len(self.values if self.scores is None else self.scores)) != len(rows):
+                problem = f"has {size:,} rows, and {gold.file} has {len(rows):,}"
+                raise UserError("--predictions", self.file, problem, SAME_EXAMPLES)
+            return replace(self, text=f"{self.text}, in the order of the rows")
+        sides = (self.file, self.ids, gold.file, {*expected}), (gold.file, expected, self.file, {*self.ids})
+        for key, (file, ids, other, others) in zip(("--predictions", "--gold"), sides, strict=True):
+            lacking, place = [one for one in ids if one not in others], {one: row for row, one in enumerate(ids)}
+            if len(place) < len(ids):
+                twice = next(one for row, one in enumerate(ids) if place[one] > row)
+                raise UserError(key, file, f"has the id '{twice}' twice", "Give each example its own.")
+            if lacking:
+                problem = f"has the id '{lacking[0]}', which {other} lacks, as {len(lacking):,} of {len(ids):,} ids"
+                raise UserError(key, file, problem, SAME_EXAMPLES)
+        place = {one: row for row, one in enumerate(self.ids)}
+        order = [place[one] for one in expected]
+        values = [self.values[row] for row in order] if self.values else []
+        return replace(self, ids=expected, values=values, scores=None if self.scores is None else self.scores[order])
+
+
+def methods_of(arguments: Sequence[str]) -> dict[str, list[Path]]:
+    """Return the files of each method, of arguments such as ``a.csv`` or ``rkd=a1.csv,a2.csv``."""
+    methods: dict[str, list[Path]] = {}
+    for argument in arguments:
+        name, mark, files = argument.partition("=")
+        if Path(argument).is_file() or not mark:
+            name, files = Path(argument).stem, argument
+            name = argument if name in methods else name  # b/predictions.csv beside a/predictions.csv
+        methods.setdefault(name, []).extend(Path(file) for file in ([files] if files == argument else files.split(",")))
+    return methods
+
+
+def label_text(value: Any) -> str:
+    """Return a label as text: a whole number without decimals, as CSV and JSON may write it in two ways."""
+    text = str(int(value) if isinstance(value, bool) else "" if value is None else value).strip()
+    return text[:-2] if re.fullmatch(r"-?\d+\.0", text) else text
+
+
+def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
+    """Read a file of predictions, or of gold labels.
+
+    Args:
+        key: ``--predictions`` or ``--gold``.
+        classes: labels of the gold file, which name columns of scores.
+    Raises:
+        UserError: the file cannot be read, or could be read in several ways.
+    """
+    if not file.is_file():
+        raise UserError(key, file, "there is no such file")
+    try:
+        return _parse(file, key, classes)
+    except ValueError as error:
+        raise UserError(key, file, f"cannot be read: {error}") from error
+
+
+def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
+    is_text = file.suffix not in (".parquet", ".arrow", ".gz", ".zip")
+    content = file.read_text(encoding="utf-8-sig", errors="replace") if is_text else ""
+    first = content.lstrip().partition("\n")[0].strip()
+    if _RUN.fullmatch(first) or (key == "--gold" and _QRELS.fullmatch(first)):
+        rows = [line.split() for line in content.splitlines() if line.strip()]
+        return _rankings(file, ((row[0], row[2], row[-2] if len(row) > 4 else row[-1]) for row in rows))
+    if file.suffix == ".txt" and "\t" not in first:
+        return Values(file, None, content.splitlines(), text="a line for each example")
+    if first.startswith("{") and file.suffix == ".json" and (answers := _answers(content)) is not None:
+        return Values(file, [*answers], [*answers.values()], text="answers by id")
+    class_names: Mapping[str, list[str]] = {}
+    if file.suffix == ".txt":  # as run_glue writes
+        table = csv.DictReader(content.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+        records, names = [*table], list(table.fieldnames or ())
+    else:
+        try:
+            with open_split(CorpusPart(dataset=str(file), columns=["text"]), "train") as split:
+                records, names, class_names = [*split.rows()], split.column_names, split.class_names
+        except UserError as error:
+            raise UserError(key, file, error.problem, error.remedy) from error
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in records] for name in names}
+    if {"query_id", "results"} <= columns.keys():  # sentence-transformers' rankings
+        pairs = zip(columns["query_id"], columns["results"], strict=True)
+        return _rankings(file, ((query, one["corpus_id"], one["score"]) for query, own in pairs for one in own))
+    return _of_columns(file, key, columns, class_names, classes)
+
+
+def _answers(content: str) -> dict[str, str] | None:
+    """Return the answers in an object of answers, or of the n best ones, by id, as run_qa writes; else None."""
+    try:
+        values = json.loads(content)
+        best = {key: value if isinstance(value, str) else value[0]["text"] for key, value in values.items()}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return best if all(isinstance(answer, str) for answer in best.values()) else None
+
+
+def _of_columns(
+    file: Path, key: str, columns: Mapping[str, list[Any]], class_names: Mapping[str, list[str]], classes: Sequence[str]
+) -> Values:
+    id_name = next((name for name in IDS if name in columns), None)
+    ids = None if id_name is None else [*map(label_text, columns[id_name])]
+    others = [name for name in columns if name != id_name]
+    prefixed = [name for name in others if name.startswith(PREFIX)]
+    sets = prefixed, [*classes], [*map(str, range(len(classes)))]
+    scored = next((own for own in sets if len(own) > 1 and {*own} <= {*others}), [])
+    scores = np.column_stack([columns[name] for name in scored]).astype(np.float64) if scored else None
+    groups = (() if key == "--gold" else PREDICTED, LABELS, ("score",), () if scored else others)
+    candidates = next(filter(None, ([name for name in group if name in others] for group in groups)), [])
+    if len(candidates) > 1 or not (candidates or scored):
+        problem = f"has the columns {listed_names(candidates or [*columns])}: which one is meant?"
+        raise UserError(key, file, problem, RENAME)
+    values = columns[candidates[0]] if candidates else []
+    if labels := class_names.get(candidates[0], []) if candidates else []:
+        name_of = dict(enumerate(labels)).get  # None for -1, which is "no label" on the hub
+        values = [[*map(name_of, value)] if isinstance(value, list) else name_of(value) for value in values]
+    taken = (("ids", id_name), ("column", *candidates[:1]), ("scores from", *scored[:1]))
+    text = ", ".join(f"{what} '{name[0]}'" for what, *name in taken if name and name[0] is not None)
+    names = [name.removeprefix(PREFIX) for name in scored] if scored is prefixed else scored
+    return Values(file, ids, values, scores, names or labels, columns.get("context"), text)
+
+
+def _rankings(file: Path, rows: Iterable[tuple[Any, Any, Any]]) -> Values:
+    """Return the documents of each query with their scores, of rows of query, document and score."""
+    by_query: dict[str, dict[str, float]] = {}
+    for query, document, score in rows:
+        by_query.setdefault(str(query), {})[str(document)] = float(score)
+    return Values(file, [*by_query], [*by_query.values()], text=f"documents of {len(by_query):,} queries")
+
+
+# --- From values to a comparison
 
 LABEL_DRAWS = 2_000
 IN_ORDER = "Name the classes in the order of their numbers: --labels no,yes"
@@ -167,10 +345,8 @@ def _label_rows(first: str, second: str, scored: Mapping[str, Sequence[Scored]])
     names = [*scored[first][0].counts]
     if not names:
         return []
-    one, other = (
-        [np.concatenate([file.counts[name] for name in names], axis=1) for file in scored[method]]
-        for method in (first, second)
-    )
+    files = [scored[method] for method in (first, second)]
+    one, other = ([np.concatenate([part.counts[name] for name in names], axis=1) for part in own] for own in files)
     scores = SummedScores(one, other, lambda sums: np.swapaxes(f1_by_class(sums), -1, -2))  # (..., labels, runs)
     scores.draws = LABEL_DRAWS
     bounds = 100 * np.quantile(scores.difference(scores.resampled), [0.025, 0.975], axis=0).T
@@ -269,7 +445,7 @@ def _logits(file: Values, classes: Sequence[str], is_ordered: bool) -> np.ndarra
         UserError: there is another number of columns, or nothing says which column is which class.
     """
     scores, numbers = np.asarray(file.scores, dtype=np.float64), [*map(str, range(len(classes)))]
-    names = [*classes] if is_ordered and [*file.names] in ([], numbers) else [*file.names] or numbers
+    names = [*classes] if is_ordered and [*file.names] == numbers else [*file.names]
     if {*names} != {*classes} or len(names) != scores.shape[1]:
         problem = f"has scores of {scores.shape[1]} classes, and nothing says which is which of {short_list(classes)}"
         raise UserError("--predictions", file.file, problem, IN_ORDER)

@@ -23,8 +23,7 @@ from distill_runner.report.collect import (
     settings,
     tested_on,
 )
-from distill_runner.report.identity import TEACHER, identity_of
-from distill_runner.report.row_names import row_names
+from distill_runner.report.identity import TEACHER, identity_of, row_names
 from distill_runner.report.statistics import Spread
 
 if TYPE_CHECKING:
@@ -216,9 +215,8 @@ def cell_of(runs: Sequence[Result]) -> Cell:
     points = []
     for group in by_setting(filter(is_scored, runs)):
         identities = [identity_of(run) for run in group]
-        seeds = [
-            frozenset(one.seeds.items()) if one else run.get("key") for one, run in zip(identities, group, strict=True)
-        ]
+        pairs = zip(identities, group, strict=True)
+        seeds = [frozenset(one.seeds.items()) if one else run.get("key") for one, run in pairs]
         points.append(Point(tuple(run for n, run in enumerate(group) if seeds[n] not in seeds[:n])))
     return Cell.from_points(points, [run for run in runs if not is_scored(run)])
 
@@ -339,25 +337,19 @@ def _in_columns(result: Result) -> Iterator[Result]:
     """
     task, column, test = result["task"], column_of(result), result.get("test")
     suffix, selection = column.removeprefix(task), selection_of(result)
-    part = {
-        **result,
-        "of_task": task,
-        "others": [],
-        "selection": {"on": column, "score": result.get("score"), **selection},
-    }
+    chosen_by = {"on": column, "score": result.get("score"), **selection}
+    part = {**result, "of_task": task, "others": [], "selection": chosen_by}
 
     def with_other_metrics(entry: Result, splits: Iterable[str], suffix: str) -> Iterator[Result]:
         """Yield the entry of all splits, and a copy for each other metric of it that a paper prints."""
         mean = {"average": AVERAGE + suffix, "mean_of": [f"{task}_{name}{suffix}" for name in splits]}
         yield {**entry, "of_task": task, "task": f"{task}{suffix}", **mean}
         for other in (entry.get("others") or []) if is_scored(entry) else []:
-            chosen_by = {"on": entry["metric"], "score": entry["score"], **selection_of(entry)}
+            names = {"of_task": task, **other, "task": f"{task}{suffix} {other['metric']}"}
             yield {
                 **entry,
-                "of_task": task,
-                **other,
-                "task": f"{task}{suffix} {other['metric']}",
-                "selection": chosen_by,
+                **names,
+                "selection": {"on": entry["metric"], "score": entry["score"], **selection_of(entry)},
             }
 
     yield from with_other_metrics(result, scored_on(result), suffix)
@@ -398,11 +390,8 @@ def _teachers(results: Sequence[Result]) -> dict[str, dict[str, dict[str, Any]]]
 
 def _teacher_numbers(run: Result) -> dict[str, Any]:
     """Return the score of a run's teacher, and the number that the paper of the run's method prints for it."""
-    papers, teacher, score = (
-        published.papers_of(run["method"]),
-        run.get("teacher_model") or {},
-        100 * run["teacher_score"],
-    )
+    papers, score = published.papers_of(run["method"]), 100 * run["teacher_score"]
+    teacher = run.get("teacher_model") or {}
     if run.get("data_match") == published.OTHER:
         return {"value": score}
     if number := run.get("published"):

@@ -242,14 +242,8 @@ def find(
         papers: papers to look in; None looks in all.
     """
     stated = {key: _text(value) for key, value in (variant or {}).items() if value is not None}
-    candidates = [
-        cell
-        for cell in _scores(method)
-        if (papers is None or cell.paper in papers)
-        and quantity.is_of(cell)
-        and model.is_of(cell)
-        and _agrees(cell, stated)
-    ]
+    cells = [cell for cell in _scores(method) if papers is None or cell.paper in papers]
+    candidates = [cell for cell in cells if quantity.is_of(cell) and model.is_of(cell) and _agrees(cell, stated)]
     if not candidates:
         return None
     cell = min(candidates, key=lambda cell: (*_unknown(cell, model, quantity), -len(cell.variant)))

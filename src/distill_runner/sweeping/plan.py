@@ -33,7 +33,7 @@ from distill_runner.pipeline.build import Pipeline, decide_cached, no_report, tr
 from distill_runner.pipeline.planning import METRICS, position_warnings, stage_summary, stages_to_build
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store, key_of
-from distill_runner.pipeline.targets import cache_bytes, cached_share, usable_cache
+from distill_runner.pipeline.targets import cache_bytes, cached_share, targets_spec
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.sweep import missing_stages
 from distill_runner.training.config import Runtime
@@ -180,7 +180,7 @@ class Estimator:
 
     def _with_outputs(self, stage: Stage, seconds: float, size: int) -> Cost:
         assert stage.teacher is not None
-        specs = [usable_cache(stage, checkpoint, self.pipeline.store) for checkpoint in stage.teacher_checkpoints]
+        specs = [targets_spec(stage, checkpoint) for checkpoint in stage.teacher_checkpoints]
         new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted_outputs
         self.counted_outputs |= new
         split, share = self.pipeline.inputs.split(stage, stage.train_split).teacher_inputs, cached_share(stage)

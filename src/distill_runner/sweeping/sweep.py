@@ -46,11 +46,8 @@ def run_grid(grid: Grid, launch: Launch, retry_failed: bool, halving: int | None
     Args:
         halving: fraction of the points, 1 / halving, that is kept at each rung; None keeps all.
     Raises:
-        UserError: a point has ``runtime.targets_only``, which trains nothing, or no epochs to halve.
+        UserError: a point has no epochs to halve.
     """
-    if any(point.run and point.run.runtime.targets_only for point in grid.points):
-        problem = "caches outputs without training, but a sweep trains its points"
-        raise UserError("runtime.targets_only", True, problem, "Leave it out, or first run a single point with it.")
     log.info("%s", grid)
     if halving:
         require_epochs(grid.points)

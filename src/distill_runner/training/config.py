@@ -131,8 +131,6 @@ class Runtime(Schema):
         precision: precision of matrix products; weights and losses are float32. ``tf32`` and ``fp16`` need a GPU.
         targets: read the teacher's outputs from a cache (``cached``) or run the teacher during training (``live``).
             ``auto`` decides by the size of the cache and the free disk space.
-        targets_only: cache the outputs of teachers that are already in the store, for the stages that read them, and
-            stop without training.
         threads: number of CPU threads of torch in each process. None takes torch's default, or the CPUs that the
             process may use if they are fewer, divided among the processes of ``torchrun`` on the machine.
         gradient_checkpointing: recompute each layer of the trained model in the backward pass instead of keeping its
@@ -150,7 +148,6 @@ class Runtime(Schema):
     workers_per_gpu: int = Field(2, ge=1, le=256)
     precision: Precision = "fp32"
     targets: Literal["auto", "cached", "live"] = "auto"
-    targets_only: bool = False
     threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     gradient_checkpointing: bool = False
     graphs: bool = True

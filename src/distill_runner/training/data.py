@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,32 +38,6 @@ Evaluation = tuple[dict[str, float], dict[str, np.ndarray]]
 
 The first metric selects the epoch to keep, and higher is better; without metrics, the last epoch is kept.
 """
-
-
-class Data(Protocol):
-    """Training examples of a stage in batches, and its evaluation."""
-
-    @property
-    def num_evaluated(self) -> int:
-        """Number of examples in one evaluation."""
-
-    @property
-    def token_ids(self) -> np.ndarray | None:
-        """Sorted ids (U,) of the tokens that occur in any batch; None if any token may occur."""
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each example, (N,)."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, index: np.ndarray, epoch: int) -> Batch: ...
-
-    def evaluate(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
-        """Evaluate ``model``; the processes of ``group`` share the batches, and all of them get the result."""
-
-    def final_evaluation(self, load_model: Callable[[], PreTrainedModel]) -> Evaluation:
-        """Evaluate the kept model once, after training; the result is empty if ``evaluate`` covers all splits."""
 
 
 @dataclass(frozen=True)
@@ -247,18 +221,20 @@ class TaskData:
 class TextData:
     """Unchanged examples of a corpus, for methods that read no labels; a model is not evaluated on them."""
 
-    token_ids = None
-    """Any token may occur: a corpus is too large to search for unused ones, and masking may insert any token."""
+    token_ids: np.ndarray | None = None
+    """Sorted ids (U,) of the tokens that occur in any batch; None if any may: a corpus is too large to search."""
 
     def __init__(self, train: Split, device: Device) -> None:
         self.train, self.device = train, device
 
     @property
     def num_evaluated(self) -> int:
+        """Number of examples in one evaluation."""
         return 0
 
     @property
     def lengths(self) -> np.ndarray:
+        """Number of tokens of each example, (N,)."""
         return self.train.lengths
 
     def __len__(self) -> int:
@@ -268,9 +244,11 @@ class TextData:
         return self.train.batch(index, self.device.length_multiple)
 
     def evaluate(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
+        """Evaluate ``model``; the processes of ``group`` share the batches, and all of them get the result."""
         return {}, {}
 
     def final_evaluation(self, load_model: Callable[[], PreTrainedModel]) -> Evaluation:
+        """Evaluate the kept model once, after training; the result is empty if ``evaluate`` covers all splits."""
         return {}, {}
 
 
@@ -340,6 +318,10 @@ class CorpusData(TextData):
         if needs.next_sentence:
             metrics["next_sentence_accuracy"] = correct_pairs / len(self.validation)
         return metrics, {}
+
+
+Data = TaskData | TextData
+"""Training examples of a stage in batches, and its evaluation."""
 
 
 def predict(model: PreTrainedModel, split: Split, device: Device, group: ProcessGroup = SINGLE_PROCESS) -> np.ndarray:

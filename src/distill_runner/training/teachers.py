@@ -152,28 +152,23 @@ def in_float16(features: Features) -> Features:
 
 
 class CachedTargets(TeacherTargets):
-    """Targets memory-mapped from a folder that ``write`` made; the folder may hold more than ``needs``.
+    """Targets memory-mapped from a folder that ``write`` made for the same ``needs``.
 
     ``logits.npy`` (O, C) is indexed by output. ``cls.npy`` (N, K, H) is indexed by example, so that all layers of an
-    example are read from one place. ``layers.npy`` (K,) holds the layer numbers of ``cls.npy``. If only some examples
-    were written, ``examples.npy`` and ``outputs.npy`` hold their sorted indices, one for each row of the other arrays.
+    example are read from one place. If only some examples were written, ``examples.npy`` and ``outputs.npy`` hold their
+    sorted indices, one for each row of the other arrays.
     """
 
     def __init__(self, folder: Path, device: Device, needs: FeatureRequest) -> None:
         self.device, self.layers = device, sorted(needs.cls)
         self.arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
         self.examples, self.outputs = self.arrays.pop("examples", None), self.arrays.pop("outputs", None)
-        if not needs.logits:
-            self.arrays.pop("logits", None)
-        cached_layers = self.arrays.pop("layers", np.zeros(0)).tolist()
-        self.columns = None if cached_layers == self.layers else [cached_layers.index(layer) for layer in self.layers]
 
     def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
         index, places = _rows(self.examples, batch.index.numpy()), _rows(self.outputs, batch.output_index)
         inputs = {"logits": torch.from_numpy(self.arrays["logits"][places])} if "logits" in self.arrays else {}
         if self.layers:
-            selection = index if self.columns is None else np.ix_(index, self.columns)
-            inputs["cls"] = torch.from_numpy(self.arrays["cls"][selection])
+            inputs["cls"] = torch.from_numpy(self.arrays["cls"][index])
         return inputs
 
     def features(self, inputs: Any) -> Features:
@@ -221,7 +216,6 @@ class CachedTargets(TeacherTargets):
             if layers := sorted(features.cls):
                 states = torch.stack([features.cls[layer] for layer in layers], dim=1)
                 put("cls", len(indices), _rows(examples, batch.index.numpy()), states)
-                np.save(folder / "layers.npy", layers)
         for array in arrays.values():
             array.flush()
 

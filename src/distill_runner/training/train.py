@@ -61,17 +61,17 @@ def fit(training: Training) -> History:
         WorkerLost: another process of the group has died.
         KeyboardInterrupt, TrainingPaused: training has stopped early, after writing the checkpoint.
     """
-    group = training.group
+    group, history = training.group, training.history
     group.require_equal(lambda: training.state)  # by then, all processes have read the checkpoint
-    if training.num_steps and not training.history.step:
+    if training.num_steps and not history.step:
         training.fit_method()
-    if not training.num_steps and not training.history.epochs:
+    if not training.num_steps and not history.epochs:
         training.end_epoch()
     with deferred_interrupts() as interrupts:
         # After the last step, a position above 0 means that training stopped before evaluating the last epoch.
-        while training.history.position or not training.is_finished:
-            if training.should_pause():
-                raise TrainingPaused(training.history.epochs)
+        while history.position or not training.is_finished:
+            if training.pause_after and history.epoch >= training.pause_after and not history.position:
+                raise TrainingPaused(history.epochs)
             for update in training.rest_of_epoch():
                 (stop, save), totals = group.agree([bool(interrupts), training.checkpoint_due()], update.counts)
                 if stop or save:
@@ -85,7 +85,7 @@ def fit(training: Training) -> History:
             training.end_epoch()
             if any(group.agree([bool(interrupts)])[0]):
                 raise KeyboardInterrupt
-    return training.history
+    return history
 
 
 class Training:
@@ -129,7 +129,10 @@ class Training:
         convert_sync_batch_norm(model, group)
         self.num_params = count_parameters(model)
         if runtime.gradient_checkpointing:
-            _checkpoint_activations(model)
+            if not model.supports_gradient_checkpointing:
+                problem = f"models of type {model.config.model_type} do not support it"
+                raise UserError("runtime.gradient_checkpointing", True, problem, "Leave it out.")
+            model.activation_checkpointing_enable()
         self.used_rows = None
         # A step must at most scale the weights that have no gradient.
         can_skip = bool(method.weights) and (self.optim.name == "adamw" or not self.optim.weight_decay)
@@ -147,23 +150,21 @@ class Training:
         is_short = self.optim.max_steps is None and 0 < self.num_steps < FEW_STEPS
         if not self.history.step and is_short and group.is_main:
             log.warning("there are only %d updates in total: try more epochs or a higher lr", self.num_steps)
-        self.graphs = Graphs(self.update, device, self._obstacle(runtime))
-        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
-        self.last_save, self.saved_step = time.monotonic(), self.history.step
-
-    def _obstacle(self, runtime: Runtime) -> str:
-        """Return why updates cannot be recorded as graphs on a GPU, or an empty text."""
-        terms = self.method.named_terms()
+        terms = method.named_terms()
         unweighted = [name for name, term in terms.items() if term.compares_examples or not term.weighs_examples]
+        unweighted = [] if reads_images(model.config) else unweighted  # a batch of images is not filled up
         obstacles = {
             "runtime.graphs=false": not runtime.graphs,
             "several processes share an update": self.group.size > 1,
             "an update has several batches (optim.accumulation)": self.optim.accumulation > 1,
             "layers are computed twice (runtime.gradient_checkpointing)": runtime.gradient_checkpointing,
-            f"an example of weight 0 would change {', '.join(unweighted)}": not reads_images(self.model.config)
-            and bool(unweighted),
+            f"an example of weight 0 would change {', '.join(unweighted)}": unweighted
+            and not reads_images(model.config),
         }
-        return next((text for text, is_met in obstacles.items() if is_met), "")
+        obstacle = next((text for text, is_met in obstacles.items() if is_met), "")
+        self.graphs = Graphs(self.update, device, obstacle)
+        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
+        self.last_save, self.saved_step = time.monotonic(), self.history.step
 
     @property
     def state(self) -> str:
@@ -306,10 +307,6 @@ class Training:
         is_stale = patience is not None and history.epoch - history.best >= patience
         return history.step >= self.num_steps or is_stale
 
-    def should_pause(self) -> bool:
-        epochs = self.pause_after
-        return epochs is not None and self.history.epoch >= epochs and not self.history.position
-
     def checkpoint_due(self) -> bool:
         if self.history.step == self.saved_step:
             return False
@@ -332,13 +329,6 @@ def _add(totals: dict[str, Tensor], values: Mapping[str, Tensor], weight: float 
         totals[name] = totals[name] + weighted if name in totals else weighted
 
 
-def _checkpoint_activations(model: PreTrainedModel) -> None:
-    if not model.supports_gradient_checkpointing:
-        problem = f"models of type {model.config.model_type} do not support it"
-        raise UserError("runtime.gradient_checkpointing", True, problem, "Leave it out.")
-    model.activation_checkpointing_enable()
-
-
 def make_optimizer(model: nn.Module, method: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     """Build the optimizer for the trainable parameters of ``model`` and ``method``.
 
@@ -347,10 +337,7 @@ def make_optimizer(model: nn.Module, method: nn.Module, optim: Optim) -> torch.o
     parameters = [p for module in (model, method) for p in module.parameters() if p.requires_grad]
     matrices = [p for p in parameters if p.ndim > 1 or optim.decay == "all"]
     vectors = [p for p in parameters if p.ndim <= 1 and optim.decay != "all"]
-    groups = [
-        {"params": matrices, "weight_decay": optim.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     if optim.name == "sgd":
         sgd = torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True)
         # The fused kernel would make the buffers, but leaves them unfilled in an update that fp16 skips. Where layers
