@@ -45,9 +45,12 @@ def page(outcomes: Iterable[Sequence[str]]) -> str:
     rows = alike({method: tuple(of.values()) for method, of in cells.items()})
     body = [[shown(group), *(cells[group[0]][names[0]] for names in columns)] for group in rows]
     lines = [markdown_table(["method", *map(shown, columns)], body, text_columns=len(columns) + 1)]
+    firsts = dict[str, str]()
     for one in refusals:
         problem, _, remedy = one.partition("\n")
-        lines += ["", f"{number[one]}. `{problem}` {' '.join(remedy.split())}"]
+        first = firsts.setdefault(remedy, number[one])
+        advice = " ".join(remedy.split()) if first == number[one] else f"As {first}."
+        lines += ["", f"{number[one]}. `{problem}` {advice}"]
     keys = [key for *_, key, refusal in told if not refusal]
     counts = {"cells": len(told), "trained": len(keys), "refused": len(told) - len(keys), "different": len(set(keys))}
     return HEAD.format(**counts) + "\n".join(lines) + "\n"
