@@ -126,7 +126,18 @@ class _Resolver:
                 shape = replace(shape, vocab_size=num_ids)
         stage = Stage(name, config, shape, self.precision, tokenizer, source, model_source)
         _require_labels(stage)
-        _require_terms(stage)
+        column = config.task.weight_column if config.task else None
+        if config.optim.epochs == 0:
+            column = None  # its examples are not read
+        elif not config.method.terms:
+            raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
+        if column is not None and config.transfer is not None:
+            problem = "is a column of the task's training examples, but the stage trains on a transfer set"
+            remedy = "Leave it out, or " + override("transfer", "labeled")
+            raise UserError("task.example_weight", column, problem, remedy)
+        if column is not None and not config.method.weighted_terms:
+            problem = f"no term of the method reads weights: {', '.join(config.method.terms)}"
+            raise UserError("task.example_weight", column, problem, "Leave it out, or " + override("method", "rkd"))
         if not config.method.reads_teacher:
             stage = replace(stage, description=config.method.describe(shape, None, stage.outputs))
         elif config.teacher is None:
@@ -248,22 +259,6 @@ def _require_labels(stage: Stage) -> None:
     remedy = "Learn from predictions alone: " + override("method", "kd")
     remedy += ", or " + override("method", "rkd", "loss.eta", 1) + "."
     raise UserError("task.label", format_list(task.label_columns), problem, remedy)
-
-
-def _require_terms(stage: Stage) -> None:
-    """Raise a UserError if a stage that trains has no term, or its examples have weights that no term reads."""
-    config = stage.config
-    if config.optim.epochs == 0:
-        return
-    column = config.task.weight_column if config.task else None
-    if column is not None and config.transfer is not None:
-        problem = "is a column of the task's training examples, but the stage trains on a transfer set"
-        raise UserError("task.example_weight", column, problem, "Leave it out, or " + override("transfer", "labeled"))
-    if column is not None and config.method.terms and not config.method.weighted_terms:
-        problem = f"no term of the method reads weights: {', '.join(config.method.terms)}"
-        raise UserError("task.example_weight", column, problem, "Leave it out, or " + override("method", "rkd"))
-    if not config.method.terms:
-        raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
 
 
 # Teachers

@@ -65,6 +65,8 @@ class Device:
         ``auto`` claims a place on a GPU if the machine has one, and waits while all places are taken; without a GPU it
         takes the CPU. ``cuda`` and ``cuda:1`` do not wait. Processes of ``torchrun`` take the GPU with their number.
 
+        A precision from which the device gains nothing is warned of.
+
         Raises:
             UserError: the device does not exist, torch has no kernels for it, or it lacks the precision.
         """
@@ -83,7 +85,15 @@ class Device:
             if device.index is None:  # some functions of torch need a number
                 device = torch.device("cuda", torch.cuda.current_device())
             torch.cuda.set_device(device)
-        _check_precision(precision, device)
+        if precision in ("fp16", "tf32") and device.type != "cuda":
+            raise UserError("runtime.precision", precision, "needs a GPU", "Take bf16 or fp32 on a CPU.")
+        if precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
+            log.warning("runtime.precision=bf16: this CPU has no bf16 units and is many times faster in fp32")
+        if precision in ("bf16", "tf32") and device.type == "cuda":
+            major, minor = torch.cuda.get_device_capability(device)
+            if major < 8:  # a GPU older than Ampere accepts bf16 and tf32, but computes them more slowly
+                gpu = f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+                log.warning("runtime.precision=%s: %s has no units for it; its fast precision is fp16", precision, gpu)
         allow_tf32(precision == "tf32")
         return cls(device, precision)
 
@@ -231,19 +241,6 @@ def _check_cuda(name: str) -> None:
         problem = f"this torch has no kernels for {torch.cuda.get_device_name(number)} ({first_line(error)})"
         remedy = "Install a torch built for it: CUDA 12.6 builds still have sm_70."
         raise UserError("runtime.device", name, problem, remedy) from error
-
-
-def _check_precision(precision: Precision, device: torch.device) -> None:
-    """Check that ``device`` computes in ``precision``, and warn if it gains nothing from it."""
-    if precision in ("fp16", "tf32") and device.type != "cuda":
-        raise UserError("runtime.precision", precision, "needs a GPU", "Take bf16 or fp32 on a CPU.")
-    if precision == "bf16" and device.type == "cpu" and not cpu_has_bf16():
-        log.warning("runtime.precision=bf16: this CPU has no bf16 units and is many times faster in fp32")
-    if precision in ("bf16", "tf32") and device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        if major < 8:  # a GPU older than Ampere accepts bf16 and tf32, but computes them more slowly
-            gpu = f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
-            log.warning("runtime.precision=%s: %s has no units for it; its fast precision is fp16", precision, gpu)
 
 
 # Claims on GPUs, by file locks, so that workers of any launcher, and of several sweeps, do not collide
