@@ -37,8 +37,7 @@ from distill_runner.datasets.images import Augment
 from distill_runner.methods.config import parse_method
 from distill_runner.methods.outputs import cross_entropy
 from distill_runner.models.features import EncoderShape, FeatureRequest
-from distill_runner.models.images import CifarResNetConfig
-from distill_runner.models.resnet import CifarResNet
+from distill_runner.models.images import CifarResNet, CifarResNetConfig
 from distill_runner.tasks import make_task
 from distill_runner.training.config import Optim, Runtime
 from distill_runner.training.data import TaskData, epoch_order

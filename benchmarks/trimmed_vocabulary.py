@@ -30,7 +30,7 @@ from transformers import (
 from distill_runner.common.terminal import markdown_table
 from distill_runner.datasets.embedded import SPLITS, embedded_columns
 from distill_runner.models.build import count_parameters
-from distill_runner.models.trimming import trim_embeddings, trim_tokenizer
+from distill_runner.models.vocabulary import trim_embeddings, trim_tokenizer
 
 MADE_UP = 0x4E00
 """First character of made-up tokens: two Chinese characters each."""

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from distill_runner.models.images import CifarResNetConfig
-from distill_runner.models.resnet import CifarResNet
+from distill_runner.models.images import CifarResNet, CifarResNetConfig
 from distill_runner.training.processes import (
     SINGLE_PROCESS,
     ProcessGroup,

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.tasks import make_task
-from distill_runner.tasks.columns import as_pair, leak
-from distill_runner.tasks.printed import printed_list, printed_value
+from distill_runner.tasks.columns import as_pair, leak, printed_list, printed_value
 from helpers.words import WORDS
 
 ROWS = 60

@@ -14,8 +14,8 @@ from distill_runner.methods.base import Progress
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
 from distill_runner.models.extract import extract
+from distill_runner.models.families import HOOKED
 from distill_runner.models.features import EncoderShape, FeatureRequest
-from distill_runner.models.hooked import HOOKED
 from helpers.families import make
 
 PLACES = {

@@ -18,7 +18,7 @@ from transformers import AutoModelForImageClassification, ResNetConfig, ViTConfi
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.models.resnet import CifarResNet
+from distill_runner.models.images import CifarResNet
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import plan
 from distill_runner.pipeline.resolving import resolve

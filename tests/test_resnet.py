@@ -10,8 +10,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForImageClassification
 
 from distill_runner.models.build import count_parameters
-from distill_runner.models.images import CifarResNetConfig
-from distill_runner.models.resnet import CifarResNet
+from distill_runner.models.images import CifarResNet, CifarResNetConfig
 
 
 def make(**sizes: object) -> CifarResNet:

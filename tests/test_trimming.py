@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from distill_runner.common.errors import UserError
-from distill_runner.models.trimming import trim_embeddings, trim_tokenizer
+from distill_runner.models.vocabulary import trim_embeddings, trim_tokenizer
 from helpers import families, tiny_tokenizers
 
 NUM_TEXTS = 15

@@ -51,8 +51,6 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None, source:
     Raises:
         UserError: the source is not available, or a kept head does not fit ``head``.
     """
-    from distill_runner.models import resnet  # noqa: F401, registers it with AutoModelForImageClassification
-
     if source is None and model.source is not None:
         source = resolve_source(model.source)
     network = _network(model, head, vocab_size, source)

@@ -47,7 +47,7 @@ class ModelConfig(Schema):
         allow_missing: give new weights to tensors that the source's files lack. Otherwise they are an error, except a
             new head and a pooler.
         vocabulary: tokens of the model. ``full`` keeps those of the tokenizer. ``trim`` keeps those that the training
-            texts of this stage, and of the stages that it continues, use, see ``models.trimming``. The model loses the
+            texts of this stage, and of the stages that it continues, use (``models.vocabulary``). The model loses the
             embeddings of the others before it is trained, so all its scores are those of the smaller vocabulary.
     """
 

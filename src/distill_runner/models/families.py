@@ -277,3 +277,10 @@ PACKED: dict[str, Family] = {
     TABLE: Static(),
 }
 """Packed families by model type. Other types run padded, through their own ``forward``."""
+HOOKED = {
+    "deberta": ("attention.self", ("in_proj",)),
+    "deberta-v2": ("attention.self", ("query_proj", "key_proj", "value_proj")),
+    "mpnet": ("attention.attn", ("q", "k", "v")),
+}
+"""Padded families that ``AttentionInterface`` of ``transformers`` does not serve, by model type: the attention module of
+a layer, and the linear layers in it that make queries, keys and values."""

@@ -12,8 +12,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from distill_runner.common.errors import UserError, override
-from distill_runner.models.families import PACKED, TABLE, Projection
-from distill_runner.models.hooked import HOOKED
+from distill_runner.models.families import HOOKED, PACKED, TABLE, Projection
 from distill_runner.models.images import depth_and_width, image_size, reads_images
 
 OFFSET_POSITIONS = frozenset(name for name, family in PACKED.items() if family.offset_positions) | {

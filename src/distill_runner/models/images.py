@@ -1,12 +1,20 @@
-"""Image networks: any image classifier of ``transformers``, and the configuration of CIFAR's ResNet.
+"""Image networks: any image classifier of ``transformers``, and CIFAR's ResNet, of any depth 6n + 2.
 
-Importing this module registers that configuration with ``AutoConfig``; importing ``resnet`` registers its network.
+He et al. 2015 (arXiv:1512.03385), section 4.2: a 3x3 stem of 16 channels, three groups of n blocks of two 3x3
+convolutions with 16, 32 and 64 channels, global average pooling, one linear layer. ``transformers`` has only the
+ResNets for ImageNet, whose stem divides the height and width of an image by four.
+
+Importing this module registers the model with ``AutoConfig`` and ``AutoModelForImageClassification``.
 """
 
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, PreTrainedConfig
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import ImageClassifierOutputWithNoAttention
 
 from distill_runner.common.errors import UserError
 
@@ -74,4 +82,86 @@ class CifarResNetConfig(PreTrainedConfig):
         return (self.depth - 2) // 6
 
 
+class Block(nn.Module):
+    """Two 3x3 convolutions and their shortcut: (B, in, H, W) -> (B, out, H / stride, W / stride), rounded up."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: str) -> None:
+        super().__init__()
+        self.stride, self.new_channels = stride, outputs - inputs
+        self.conv1, self.norm1 = _conv(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs)
+        self.conv2, self.norm2 = _conv(outputs, outputs, 3), nn.BatchNorm2d(outputs)
+        changes_shape = stride > 1 or self.new_channels
+        self.shortcut = (
+            nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+            if changes_shape and shortcut == "conv"
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = self.norm2(self.conv2(functional.relu(self.norm1(self.conv1(x)))))
+        return functional.relu(residual + self._shortcut(x))
+
+    def _shortcut(self, x: Tensor) -> Tensor:
+        if self.shortcut is not None:
+            return self.shortcut(x)
+        x = x[:, :, :: self.stride, :: self.stride]
+        front = self.new_channels // 2
+        return functional.pad(x, (0, 0, 0, 0, front, self.new_channels - front)) if self.new_channels else x
+
+
+class CifarResNet(PreTrainedModel):
+    """CIFAR's ResNet with a linear head: ``pixel_values`` (B, channels, H, W) -> ``logits`` (B, classes)."""
+
+    config_class = CifarResNetConfig
+    config: CifarResNetConfig
+    base_model_prefix = "network"
+    main_input_name = "pixel_values"
+    input_modalities = "image"
+
+    def __init__(self, config: CifarResNetConfig) -> None:
+        super().__init__(config)
+        width = config.widths[0]
+        self.stem, self.norm = _conv(config.num_channels, width, 3), nn.BatchNorm2d(width)
+        blocks = list[nn.Module]()
+        for group, outputs in enumerate(config.widths):
+            for number in range(config.blocks):
+                blocks.append(Block(width, outputs, 2 if group and not number else 1, config.shortcut))
+                width = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(width, config.num_labels or 0)
+        self.post_init()
+
+    def forward(
+        self, pixel_values: Tensor, labels: Tensor | None = None, **_ignored: object
+    ) -> ImageClassifierOutputWithNoAttention:
+        x = self.blocks(functional.relu(self.norm(self.stem(pixel_values))))
+        logits = self.classifier(x.mean(dim=(2, 3)))
+        loss = None if labels is None else functional.cross_entropy(logits, labels)
+        return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize convolutions with a normal distribution by fan-out, and the linear layer as torch does.
+
+        The fan-out initialization is that of He et al. 2015, as in TAKD's code.
+        """
+        match module:
+            case nn.Conv2d():
+                init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            case nn.BatchNorm2d():
+                init.ones_(module.weight)
+                init.zeros_(module.bias)
+                for buffer, fill in ((module.running_mean, init.zeros_), (module.running_var, init.ones_)):
+                    assert buffer is not None
+                    fill(buffer)
+            case nn.Linear():
+                bound = module.in_features**-0.5
+                init.uniform_(module.weight, -bound, bound)
+                init.uniform_(module.bias, -bound, bound)
+
+
+def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+
 AutoConfig.register(CifarResNetConfig.model_type, CifarResNetConfig)
+AutoModelForImageClassification.register(CifarResNetConfig, CifarResNet)

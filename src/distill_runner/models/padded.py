@@ -1,7 +1,8 @@
 """Read features through a model's own ``forward`` on padded input, for families that cannot run packed."""
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,9 +13,8 @@ from transformers.masking_utils import sdpa_mask
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
-from distill_runner.models.families import PROJECTIONS
+from distill_runner.models.families import HOOKED, PROJECTIONS
 from distill_runner.models.features import FeatureRequest, Features, is_other_classifier
-from distill_runner.models.hooked import HOOKED, hooked_projections
 from distill_runner.models.vectors import SentenceEncoder
 
 RECORDING = "distill_runner_recording"
@@ -31,7 +31,7 @@ def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs
     tape: list[tuple[Tensor, ...]] = []
     recording: AbstractContextManager[None] = nullcontext()
     if needs.projections and model.config.model_type in HOOKED:
-        recording = hooked_projections(model.base_model, tape)
+        recording = _hooked_projections(model.base_model, tape)
     elif needs.projections:
         model.set_attn_implementation(RECORDING)
         inputs["tape"] = tape
@@ -62,6 +62,38 @@ def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs
         },
         {layer: batch.from_padded(output.hidden_states[layer]) for layer in needs.states},
     )
+
+
+@contextmanager
+def _hooked_projections(backbone: Any, tape: list[tuple[Tensor, ...]]) -> Iterator[None]:
+    """Append queries, keys and values of each layer, (B, L, H), to ``tape`` at the end of the context, by hooks.
+
+    A hook reads the output of the linear layer that makes them, of a forward pass within the context. They are the
+    projections of the tokens alone: what is added to the scores for relative positions is not part of them.
+
+    DeBERTa applies its layers to embeddings of relative positions as well, later in the pass; only the first call of
+    each counts.
+    """
+    attention, names = HOOKED[backbone.config.model_type]
+    modules = [layer.get_submodule(attention) for layer in backbone.encoder.layer]
+    outputs: dict[Any, Tensor] = {}
+
+    def keep(linear: Any, _inputs: Any, output: Tensor) -> None:
+        outputs.setdefault(linear, output)
+
+    hooks = [getattr(module, name).register_forward_hook(keep) for module in modules for name in names]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for module in modules:
+        projections = tuple(outputs[getattr(module, name)] for name in names)
+        if len(names) == 1:  # DeBERTa's one product has query, key and value of each head side by side, without biases
+            parts = projections[0].unflatten(2, (module.num_attention_heads, 3, -1)).unbind(3)
+            query, key, value = (part.flatten(2) for part in parts)
+            projections = query + module.q_bias, key, value + module.v_bias
+        tape.append(projections)
 
 
 def _classifier_logits(model: PreTrainedModel, batch: Batch) -> Tensor:

@@ -18,7 +18,7 @@ from distill_runner.common.seeds import preserved_random_state, seed_all, stage_
 from distill_runner.datasets.splits import Split
 from distill_runner.datasets.tokenization import save_tokenizer
 from distill_runner.models.build import build, load_model, require_cuttable
-from distill_runner.models.trimming import trim_embeddings
+from distill_runner.models.vocabulary import trim_embeddings
 from distill_runner.pipeline.inputs import Inputs, weights_report
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer

@@ -18,7 +18,7 @@ from distill_runner.datasets.readers.table import TableRecord, recorded_tables
 from distill_runner.datasets.readers.tables import column_names, hub_commit
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
 from distill_runner.models.sources import ModelSource, resolve_source
-from distill_runner.models.trimming import num_changed, trim_tokenizer
+from distill_runner.models.vocabulary import num_changed, trim_tokenizer
 from distill_runner.models.weights import WeightsReport, read_report
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json

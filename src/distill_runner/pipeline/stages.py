@@ -32,7 +32,7 @@ UNCUT = 2**20
 
 @dataclass(frozen=True, eq=False)
 class TrimmedTokenizer:
-    """Tokenizer with only those tokens that the training texts of a stage use, see ``models.trimming``.
+    """Tokenizer with only those tokens that the training texts of a stage use, see ``models.vocabulary``.
 
     The stage trims both tokenizer and embeddings before it begins. All that reads its model later thus has one
     tokenizer, and the scores are those of the model that is saved. Its teacher reads the same texts with its own full

@@ -1,5 +1,7 @@
 """Columns of the data: which are the texts and the label if the user does not say so, and which give labels away."""
 
+import ast
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +50,11 @@ PREDICTED, WORD_PREDICTED = 0.5, 0.95
 """Shares of a constant prediction's errors that a column of few values, or a word, avoids if it gives labels away."""
 _WRITTEN_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
 """A number as programs write it; 007 and +1 are text."""
+_ARRAY = re.compile(r"\barray\s*\(")
+_TYPE = re.compile(r",\s*dtype=[^)\]]*(?=\))")
+_WORD = re.compile(
+    r"""(?P<value>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[+-]?(?:\w[\w.]*|\.\d+)(?:(?<=[eE])[+-]\d+)?)|(?P<mark>\S)"""
+)
 
 
 # --- Cells
@@ -100,6 +107,39 @@ def typed_values(table: SplitTable, column: str) -> list[Any]:
 def as_int(value: Any) -> Any:
     """Return a float such as 3.0 as the int 3, and any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def printed_value(text: str) -> Any:
+    """Return the list or mapping that ``text`` represents; None for any other text.
+
+    numpy prints no commas: ``['a' 'b']`` are two labels. For Python, that is one text, ``ab``.
+    """
+    text = text.strip()
+    if not (text.startswith(("[", "{")) and text.endswith(("]", "}"))):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    words, end = list[str](), None  # where a value has ended that a comma has to follow
+    for word in _WORD.finditer(_ARRAY.sub("(", _TYPE.sub("", text))):
+        if end is not None and (word["value"] or word["mark"] in "[{"):
+            if word.start() == end:
+                return None  # nothing divides two values; Python would join texts
+            words.append(",")
+        words.append(word[0])
+        end = word.end() if word["value"] or word["mark"] in "]}" else None
+    try:
+        value = ast.literal_eval(" ".join(words))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return value if isinstance(value, list | dict) else None
+
+
+def printed_list(text: str) -> list[Any] | None:
+    """Return the list that ``text`` represents; None for any other text."""
+    value = printed_value(text)
+    return value if isinstance(value, list) else None
 
 
 # --- Texts and labels

@@ -12,9 +12,8 @@ from distill_runner.datasets.readers.table import is_missing
 from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.class_names import class_scores
-from distill_runner.tasks.columns import as_int, is_empty, typed_values
+from distill_runner.tasks.columns import as_int, is_empty, printed_list, typed_values
 from distill_runner.tasks.decoding import LabelSet
-from distill_runner.tasks.printed import printed_list
 from distill_runner.tasks.text import TextTask
 
 if TYPE_CHECKING:

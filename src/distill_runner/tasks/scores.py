@@ -19,9 +19,8 @@ from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.readers.tables import SplitTable, read_table
 from distill_runner.models.config import normalized_label
-from distill_runner.tasks.columns import is_blank, numbers
+from distill_runner.tasks.columns import is_blank, numbers, printed_value
 from distill_runner.tasks.decoding import OneClass, fitted_temperature
-from distill_runner.tasks.printed import printed_value
 from distill_runner.tasks.split_account import short_list
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pydantic import Field
 from distill_runner.common.errors import UserError, override
 from distill_runner.common.schema import Assumption, Schema
 from distill_runner.datasets.readers.table import is_missing
-from distill_runner.tasks.printed import printed_value
+from distill_runner.tasks.columns import printed_value
 
 log = logging.getLogger(__name__)
 

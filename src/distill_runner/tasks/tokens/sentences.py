@@ -17,7 +17,7 @@ from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, is_missin
 from distill_runner.datasets.readers.tables import SplitTable, listed_names
 from distill_runner.datasets.readers.text_files import WordLines
 from distill_runner.models.metadata import status_of
-from distill_runner.tasks.printed import printed_list
+from distill_runner.tasks.columns import printed_list
 from distill_runner.tasks.tokens.tags import OUTSIDE, TagSet, complete_names
 
 WORDS = ("tokens", "words", "token", "word", "sentence_words")
