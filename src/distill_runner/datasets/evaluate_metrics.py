@@ -11,20 +11,16 @@ A metric module is Python code that runs in this process, like any other install
 import re
 import sys
 from functools import cached_property, lru_cache
-from hashlib import sha256
-from math import isclose, isnan
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import parse_qsl
+from typing import Any
 
 import numpy as np
 
 from distill_runner.common.errors import UserError, first_line
+from distill_runner.common.files import file_sha256
 from distill_runner.common.terminal import Undefined
 
 PREFIX = "evaluate:"
-Outputs = Literal["classes", "label_sets", "scores"]
-"""What the outputs of a task are."""
 _ADDRESS = re.compile(rf"({PREFIX})?([^?:]*)(?:\?([^:]*))?(?::(.*))?", re.DOTALL)
 
 
@@ -46,7 +42,8 @@ class ExternalMetric:
         import yaml
 
         self.name, (_, path, options, self.value) = name, _ADDRESS.fullmatch(name).groups()  # type: ignore[union-attr]
-        self.options = {key: yaml.safe_load(text) for key, text in parse_qsl(options or "")}
+        pairs = (pair.partition("=") for pair in (options or "").split("&"))
+        self.options = {key: yaml.safe_load(text) for key, _, text in pairs if key}
         folder, _, configuration = path.rpartition("/")
         address = (path, None) if not folder or Path(path).exists() else (folder, configuration)
         try:
@@ -65,46 +62,46 @@ class ExternalMetric:
         Raises:
             UserError: the metric does not fit the outputs.
         """
-        kind: Outputs = "label_sets" if labels.ndim == 2 else "scores" if labels.dtype.kind == "f" else "classes"
+        kind = "label_sets" if labels.ndim == 2 else "scores" if labels.dtype.kind == "f" else "classes"
         score = self._compute(outputs, labels)
-        if isnan(score):
+        if np.isnan(score):
             return Undefined(0.0, f"{self.name} is not a number")
         best, _ = self.probe(kind, outputs.shape[-1])
-        return score * (0.01 if isclose(best, 100) else 1.0)  # such as SQuAD's, from 0 to 100
+        return score * (0.01 if np.isclose(best, 100) else 1.0)  # such as SQuAD's, from 0 to 100
 
     @lru_cache  # noqa: B019, metrics live as long as the process
-    def probe(self, kind: Outputs, num_classes: int = 2) -> tuple[float, float]:
+    def probe(self, kind: str, num_classes: int = 2) -> tuple[float, float]:
         """Return the scores of right and of wrong predictions, which show the range and the direction of the metric.
 
+        Args:
+            kind: what the outputs of a task are: ``classes``, ``label_sets`` or ``scores``.
         Raises:
             UserError: the metric does not fit such predictions.
         """
-        right = np.tile(8.0 * np.eye(num_classes) - 4, (2, 1))
-        wrong = np.roll(right, 1, axis=1)
+        right = np.arange(4.0)[:, None] if kind == "scores" else np.tile(8 * np.eye(num_classes) - 4, (2, 1))
+        wrong = np.roll(right, 1, axis=0 if kind == "scores" else 1)
         labels = right.argmax(axis=1) if kind == "classes" else (right > 0).astype(np.float32)
-        if kind == "scores":
-            labels = np.arange(4, dtype=np.float32)
-            right, wrong = labels[:, None], labels[::-1, None]
+        labels = right[:, 0].astype(np.float32) if kind == "scores" else labels
         return self._compute(right, labels), self._compute(wrong, labels)
 
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the metric's code, since a metric may select the best epoch."""
-        file = sys.modules[type(self.module).__module__].__file__
-        return sha256(Path(str(file)).read_bytes()).hexdigest()[:16]
+        return file_sha256(Path(str(sys.modules[type(self.module).__module__].__file__)))[:16]
 
     def _compute(self, outputs: np.ndarray, labels: np.ndarray) -> float:
         features = self.module.features[0] if isinstance(self.module.features, list) else self.module.features
         try:
             column = next(key for key in features if key != "references")
-            predictions = _as_column(outputs, labels, features[column])
-            references = labels.astype(int) if labels.ndim == 2 else labels
-            result = self.module.compute(**{column: predictions, "references": references}, **self.options)
+            inputs = {column: _as_column(outputs, labels, features[column])}
+            inputs["references"] = labels.astype(int) if labels.ndim == 2 else labels
+            result = self.module.compute(**inputs, **self.options)
             values = {key: float(value) for key, value in result.items() if isinstance(value, int | float | np.number)}
         except Exception as error:  # of code that is not ours
-            problem = f"cannot be computed: {first_line(error)[:90]}"
             remedy = f"Options follow a question mark, {PREFIX}f1?average=macro; a configuration a slash: /multilabel"
-            raise UserError("task.metrics", self.name, problem, remedy) from error
+            raise UserError(
+                "task.metrics", self.name, f"cannot be computed: {first_line(error)[:90]}", remedy
+            ) from error
         name = self.value or (next(iter(values)) if len(values) == 1 else self.module.name)
         if name not in values:
             problem = f"has no value '{name}': it has the values {', '.join(values) or 'none'}"

@@ -179,14 +179,14 @@ LOWER_IS_BETTER = frozenset({"brier", "ece"})
 """Metrics that are reported but cannot select the best epoch, since selection takes the highest value."""
 
 
-def _by_name(*metrics: Metric) -> dict[str, Metric]:
-    return {metric.__name__: metric for metric in metrics}
-
-
-CLASSIFICATION_METRICS = _by_name(accuracy, f1, f1_weighted, matthews, f1_macro, auc, brier, ece, accuracy_f1)
-REGRESSION_METRICS = _by_name(pearson, spearman, pearson_spearman)
-MULTILABEL_METRICS = _by_name(f1_micro, f1_macro, subset_accuracy, mean_average_precision)
-METRICS: dict[str, Metric] = CLASSIFICATION_METRICS | REGRESSION_METRICS | MULTILABEL_METRICS
+CLASSIFICATION_METRICS: dict[str, Metric] = {
+    metric.__name__: metric for metric in (accuracy, f1, f1_weighted, matthews, f1_macro, auc, brier, ece, accuracy_f1)
+}
+REGRESSION_METRICS: dict[str, Metric] = {metric.__name__: metric for metric in (pearson, spearman, pearson_spearman)}
+MULTILABEL_METRICS: dict[str, Metric] = {
+    metric.__name__: metric for metric in (f1_micro, f1_macro, subset_accuracy, mean_average_precision)
+}
+METRICS = CLASSIFICATION_METRICS | REGRESSION_METRICS | MULTILABEL_METRICS
 
 
 def metric_function(name: str) -> Metric:

@@ -139,7 +139,11 @@ def pair_examples(documents: Documents, size: int, short: float) -> Iterator[Exa
         short: share of the pairs with a random target length of at most ``size``; the others have ``size``.
     """
     rng = np.random.default_rng(PAIR_SEED)
-    documents = _without_empty(documents)
+    # Without empty sentences. Unlike other examples, pairs keep 16 bytes for each sentence in memory.
+    starts = documents.sentences[:]
+    sentences = np.unique(starts)
+    numbers = np.searchsorted(sentences, starts[documents.documents[:]])
+    documents = replace(documents, sentences=sentences, documents=np.unique(numbers))
     for number in range(len(documents)):
         # Positions in ``documents.ids``. A segment is a slice of them, so the time is linear in the length.
         bounds, start = documents.bounds_of(number), 0
@@ -166,14 +170,6 @@ def pair_examples(documents: Documents, size: int, short: float) -> Iterator[Exa
                 else:
                     longer[1] -= 1
             yield documents.ids[slice(*first)], documents.ids[slice(*second)], label
-
-
-def _without_empty(documents: Documents) -> Documents:
-    """Return the documents without empty sentences, and without documents that have no other ones."""
-    starts = documents.sentences[:]  # unlike other examples, pairs keep 16 bytes for each sentence in memory
-    sentences = np.unique(starts)
-    numbers = np.searchsorted(sentences, starts[documents.documents[:]])
-    return replace(documents, sentences=sentences, documents=np.unique(numbers))
 
 
 def _end_of_target(bounds: np.ndarray, start: int, target: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -210,18 +209,13 @@ def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: A
         problem = f"{source.name} has no head for the task {head.task}"
         raise UserError("teacher.fine_tuned", True, problem, "Fine-tune it: " + override("teacher.fine_tuned", False))
     if (order := head.output_order(model.output_names(source.label_names, source.name))) is not None:
-        _reorder(output_layer(network), order)
+        outputs = output_layer(network)
+        for name, parameter in list(outputs.named_parameters(recurse=False)):
+            rows = torch.cat([parameter.detach(), torch.zeros_like(parameter[:1])])  # -1 is an output that is always 0
+            setattr(outputs, name, nn.Parameter(rows[list(order)]))
+        outputs.out_features = len(order)
     head.describe(network.config)
     return network
-
-
-@torch.no_grad()
-def _reorder(outputs: nn.Linear, order: Sequence[int]) -> None:
-    """Put the outputs of a layer into another order; -1 is an output that is always 0 (``Head.output_order``)."""
-    for name, parameter in list(outputs.named_parameters(recurse=False)):
-        rows = torch.cat([parameter, torch.zeros_like(parameter[:1])])[list(order)]
-        setattr(outputs, name, nn.Parameter(rows))
-    outputs.out_features = len(order)
 
 
 def output_layer(model: nn.Module) -> nn.Linear:

@@ -38,11 +38,22 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
     """Run ``model`` on ``batch`` as far as ``needs`` asks, without padding if its family allows."""
     if isinstance(batch, ImageBatch):
         return Features(logits=model(pixel_values=batch.pixel_values).logits)
-    if model.config.model_type in PACKED:
-        return _extract_packed(model, batch, needs)
-    from distill_runner.models.padded import extract_padded
+    if model.config.model_type not in PACKED:
+        from distill_runner.models.padded import extract_padded
 
-    return extract_padded(model, batch, needs)
+        return extract_padded(model, batch, needs)
+    family, exact_batch = PACKED[model.config.model_type], batch
+    if torch.is_autocast_enabled("cpu"):
+        batch = batch.round_up()  # CPU kernels for low precision are compiled for each number of rows
+    noise = DropoutMasks.for_batch(batch) if model.training else None
+    call = _PackedCall(model, family, family.layers(model.base_model), batch, exact_batch, noise, needs)
+    features = Features()
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not needs.first_trained):
+        h_TH = family.embed(model, batch, _drop_at(noise, 0))
+    h_TH = _run_layers(call, h_TH, features)
+    if call.has_head:
+        _run_head(call, h_TH, features)
+    return features
 
 
 @dataclass(frozen=True)
@@ -90,22 +101,6 @@ class _PackedCall:
         if isinstance(self.model, SentenceEncoder):
             return self.model.pool(h_TH[: self.num_tokens], self.exact_batch)
         return h_TH.index_select(0, self.batch.starts)
-
-
-def _extract_packed(model: Any, batch: Batch, needs: FeatureRequest) -> Features:
-    """Run a model of a packed family on ``batch`` as far as ``needs`` asks: embeddings, layers, head."""
-    family, exact_batch = PACKED[model.config.model_type], batch
-    if torch.is_autocast_enabled("cpu"):
-        batch = batch.round_up()  # CPU kernels for low precision are compiled for each number of rows
-    noise = DropoutMasks.for_batch(batch) if model.training else None
-    call = _PackedCall(model, family, family.layers(model.base_model), batch, exact_batch, noise, needs)
-    features = Features()
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not needs.first_trained):
-        h_TH = family.embed(model, batch, _drop_at(noise, 0))
-    h_TH = _run_layers(call, h_TH, features)
-    if call.has_head:
-        _run_head(call, h_TH, features)
-    return features
 
 
 def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:

@@ -282,5 +282,5 @@ HOOKED = {
     "deberta-v2": ("attention.self", ("query_proj", "key_proj", "value_proj")),
     "mpnet": ("attention.attn", ("q", "k", "v")),
 }
-"""Padded families that ``AttentionInterface`` of ``transformers`` does not serve, by model type: the attention module of
-a layer, and the linear layers in it that make queries, keys and values."""
+"""Padded families that ``AttentionInterface`` of ``transformers`` does not serve: the attention module of a layer, and
+the linear layers in it that make queries, keys and values, by model type."""

@@ -196,8 +196,10 @@ class EncoderShape:
             remedy = "Take " + override("schedule.trains", "all", "schedule.trains_at_end", "all") + "."
         elif needs.projections and self.shares_keys:
             problem = f"several heads of {who} share their keys and values"
-        elif needs.projections and not _provides_projections(self.model_type):
-            problem = f"{who} does not expose its queries, keys and values"
+        elif needs.projections and self.model_type not in (*PACKED, *HOOKED):  # then through AttentionInterface
+            network = MODEL_MAPPING[CONFIG_MAPPING[self.model_type]] if self.model_type in CONFIG_MAPPING else None
+            if not getattr(network, "_supports_attention_backend", False):
+                problem = f"{who} does not expose its queries, keys and values"
         if problem is not None:
             raise UserError(side, None, problem, remedy)
 
@@ -213,13 +215,6 @@ def _first_position(config: PreTrainedConfig) -> int:
     if config.model_type == MPNET:
         return 2
     return config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
-
-
-def _provides_projections(model_type: str) -> bool:
-    """Return whether queries, keys and values can be read: packed, by hooks or through ``AttentionInterface``."""
-    if model_type in PACKED or model_type in HOOKED or model_type not in CONFIG_MAPPING:
-        return model_type in PACKED or model_type in HOOKED
-    return bool(getattr(MODEL_MAPPING[CONFIG_MAPPING[model_type]], "_supports_attention_backend", False))
 
 
 def has_next_sentence_head(model: Any) -> bool:

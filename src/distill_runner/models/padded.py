@@ -57,8 +57,9 @@ def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs
         logits,
         {layer: example_states(output.hidden_states[layer]) for layer in needs.cls},
         {
-            (name, layer): batch.from_padded(_heads_side_by_side(tape[layer - 1][PROJECTIONS.index(name)]))
+            (name, layer): batch.from_padded(part.transpose(1, 2).flatten(2) if part.ndim == 4 else part)
             for name, layer in needs.projections
+            for part in [tape[layer - 1][PROJECTIONS.index(name)]]  # the attention interface records (B, heads, L, d)
         },
         {layer: batch.from_padded(output.hidden_states[layer]) for layer in needs.states},
     )
@@ -119,11 +120,6 @@ def _classifier_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     if batch.head_tokens is None:
         return torch.cat(logits)
     return torch.cat([part.flatten(0, 1) for part in logits])[batch.head_tokens]
-
-
-def _heads_side_by_side(projection: Tensor) -> Tensor:
-    """Return a projection (B, L, H), which the attention interface records as (B, heads, L, d)."""
-    return projection.transpose(1, 2).flatten(2) if projection.ndim == 4 else projection
 
 
 def _logits(output: Any) -> Tensor:

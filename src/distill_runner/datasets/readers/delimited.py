@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from distill_runner.common.errors import quantity
 from distill_runner.common.library_switches import allow_long_csv_fields
 from distill_runner.datasets.readers.table import FileProblem, FileRecord, Reader, Row, require_distinct
 from distill_runner.datasets.readers.text_files import TextFile
@@ -64,7 +65,11 @@ class DelimitedReader(Reader):
                     blank += 1
                     continue
                 elif len(row) != width:
-                    raise self._ragged(end + self._skipped, row)
+                    remedy, mark = "Complete this row, or remove it.", SEPARATORS[self._separator]
+                    if len(row) > width:
+                        remedy = f"Put quotation marks around values with {mark}, or name every column."
+                    problem = f"line {end + self._skipped} has {quantity(len(row), 'value')}"
+                    raise FileProblem(f"{problem}, but the first line names {width}", remedy)
                 if width > 1 and row[1:] == self._first_row[1:] and row[0].lstrip("\ufeff") == self._first_row[0]:
                     problem = f"line {end + self._skipped} repeats the names of the first line"
                     raise FileProblem(problem, "Remove it: are these two files, one after the other?")
@@ -140,13 +145,6 @@ class DelimitedReader(Reader):
             remedy = f"If they enclose them, rename {self._file.file.name} to .csv; if not, save the file as .jsonl."
             raise FileProblem(problem, remedy)
         return fitting[0] if fitting else csv.QUOTE_NONE
-
-    def _ragged(self, line: int, row: Sequence[str]) -> FileProblem:
-        values = "1 value" if len(row) == 1 else f"{len(row)} values"
-        remedy = "Complete this row, or remove it."
-        if len(row) > len(self._first_row):
-            remedy = f"Put quotation marks around values with {SEPARATORS[self._separator]}, or name every column."
-        return FileProblem(f"line {line} has {values}, but the first line names {len(self._first_row)}", remedy)
 
     def _malformed(self, error: csv.Error, first: int, line: int) -> FileProblem:
         """Return the problem of an error of Python's csv module, of a row that begins in line ``first``."""

@@ -289,23 +289,20 @@ class Table:
         classes_from: dict[str, str] = {}
         for name, reader in readers.items():
             if reader.names is not None:
-                self._require_same_columns(name, reader.names)
+                self.column_names = self.column_names or list(reader.names)
+                own, expected = {*reader.names}, {*self.column_names}
+                if own != expected:
+                    changes = [f"no column {column!r}" for column in sorted(expected - own)[:4]]
+                    changes += [f"also {column!r}" for column in sorted(own - expected)[:4]]
+                    remedy = "All files of a split need the same columns; give other files another name."
+                    raise FileProblem(f"{name} has {', '.join(changes)}, unlike {self._files[0].name}", remedy)
             for column, classes in reader.class_names.items():
-                expected = self.class_names.setdefault(column, list(classes))
-                if expected != list(classes):
-                    problem = f"the classes of {column!r} are {expected} in {classes_from[column]}, but {classes}"
+                first = self.class_names.setdefault(column, list(classes))
+                if first != list(classes):
+                    problem = f"the classes of {column!r} are {first} in {classes_from[column]}, but {classes}"
                     remedy = "Write all files of a split with the same classes in the same order."
                     raise FileProblem(f"{problem} in {name}", remedy)
                 classes_from.setdefault(column, name)
-
-    def _require_same_columns(self, name: str, names: Sequence[str]) -> None:
-        self.column_names = self.column_names or list(names)
-        if set(self.column_names) != set(names):
-            new, missing = sorted({*names} - {*self.column_names})[:4], sorted({*self.column_names} - {*names})[:4]
-            changes = [f"no column {column!r}" for column in missing] + [f"also {column!r}" for column in new]
-            problem = f"{name} has {', '.join(changes)}, unlike {self._files[0].name}"
-            remedy = "All files of a split need the same columns; give other files another name."
-            raise FileProblem(problem, remedy)
 
     def rows(self, names: Sequence[str] | None = None) -> Iterator[Row]:
         """Yield the rows one by one, with at least the columns ``names``; None takes all.

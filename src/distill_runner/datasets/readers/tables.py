@@ -335,22 +335,17 @@ def data_fingerprint(data: Dataset) -> str:
     parts = set()
     for split in data.splits:
         with locate_split(data, split) as (source, name):
-            place = "" if source is data else f"{split}="
-            parts.add(f"{place}{_fingerprint(source, parse_split(name)[0])}")
+            folder, name = local_data(source), parse_split(name)[0]
+            content = [f"{READER_VERSION}{source.lines_are_texts}{source.encoding or ''}"]
+            if is_embedded(source):
+                content = [f"{source.dataset}:{embedded.embedded_fingerprint(source.dataset.removeprefix(EMBEDDED))}"]
+            elif folder is None:
+                content = [f"{content[0]}:hub:{hub.dataset_commit(source).sha}/{source.config or ''}"]
+            for file in split_files(folder, name, source) if folder else ():
+                path, status = file.name if file == folder else file.relative_to(folder).as_posix(), file.stat()
+                content.append(f"{name}\0{path}\0{_file_hash(file, status.st_size, status.st_mtime_ns)}")
+            parts.add(("" if source is data else f"{split}=") + "\n".join(content))
     return f"sha256:{hashlib.sha256('+'.join(sorted(parts)).encode()).hexdigest()}"
-
-
-def _fingerprint(data: Dataset, split: str) -> str:
-    if is_embedded(data):
-        return f"{data.dataset}:{embedded.embedded_fingerprint(data.dataset.removeprefix(EMBEDDED))}"
-    parts = [f"{READER_VERSION}{data.lines_are_texts}{data.encoding or ''}"]
-    folder = local_data(data)
-    if folder is None:
-        return f"{parts[0]}:hub:{hub.dataset_commit(data).sha}/{data.config or ''}"
-    for file in split_files(folder, split, data):
-        path, status = "" if file == folder else file.relative_to(folder).as_posix(), file.stat()
-        parts.append(f"{split}\0{path or file.name}\0{_file_hash(file, status.st_size, status.st_mtime_ns)}")
-    return "\n".join(parts)
 
 
 @lru_cache(maxsize=4096)

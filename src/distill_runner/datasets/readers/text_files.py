@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,21 +40,18 @@ MIN_NULLS = 0.1
 """Share of zero bytes from which a file is taken for UTF-16: half of them in English text."""
 
 
-def _open_with_arrow(codec: str) -> Callable[[Path], Any]:
-    def open_file(file: Path) -> Any:
-        import pyarrow
+def _open_with_arrow(codec: str, file: Path) -> Any:
+    import pyarrow
 
-        return pyarrow.CompressedInputStream(pyarrow.OSFile(str(file)), codec)
-
-    return open_file
+    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(file)), codec)
 
 
 COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
-    ".zst": _open_with_arrow("zstd"),
-    ".lz4": _open_with_arrow("lz4"),
+    ".zst": partial(_open_with_arrow, "zstd"),
+    ".lz4": partial(_open_with_arrow, "lz4"),
 }
 """Extension of a compressed file -> function that opens it for reading bytes."""
 

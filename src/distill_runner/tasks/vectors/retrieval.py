@@ -7,8 +7,9 @@ Shapes: Q queries, D documents, vectors of C numbers, the first K documents of a
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -22,6 +23,7 @@ from distill_runner.datasets.readers.table import TableRecord, is_missing, text_
 from distill_runner.datasets.readers.tables import read_table
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Similarity
+from distill_runner.tasks.columns import numbers
 from distill_runner.tasks.split_account import SplitAccount
 from distill_runner.tasks.splits import NO_SPLIT, OPTIONAL
 from distill_runner.tasks.vectors.task import CHARACTERS, VectorTask
@@ -55,8 +57,8 @@ class Judgments:
     excluded: np.ndarray
 
 
-def _metric(name: str) -> Callable[[Mapping[str, np.ndarray]], float]:
-    return lambda scores: float(scores[name].mean()) if len(scores[name]) else 0.0
+def _mean(name: str, scores: Mapping[str, np.ndarray]) -> float:
+    return float(scores[name].mean()) if len(scores[name]) else 0.0
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,6 @@ class RetrievalExamples(Examples):
     num_missing: int = 0
 
 
-def _as_whole_number(value: Any) -> int | None:
-    try:
-        return int(float(value)) if float(value).is_integer() else None
-    except (TypeError, ValueError):
-        return None
-
-
 class RetrievalTask(VectorTask):
     """Search for the documents that are relevant to a query, by the cosine of their vectors with the query's.
 
@@ -94,7 +89,7 @@ class RetrievalTask(VectorTask):
         dataset: a folder in BEIR's layout.
     """
 
-    metric_functions: ClassVar = {name: _metric(name) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
+    metric_functions: ClassVar = {name: partial(_mean, name) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
     example_fields = VectorTask.example_fields | {"query_prompt"}
     inferred_fields: ClassVar[tuple[str, ...]] = (*VectorTask.inferred_fields, "query_prompt")
 
@@ -172,16 +167,15 @@ class RetrievalTask(VectorTask):
             return RetrievalExamples([list(documents.values())], None)
         queries, table = self._texts(QUERIES), self._columns(split, [QUERY_ID, DOCUMENT_ID, RELEVANCE])
         gains, num_missing = dict[tuple[str, str], int](), 0
-        for query, document, value in zip(
-            map(str, table[QUERY_ID]), map(str, table[DOCUMENT_ID]), table[RELEVANCE], strict=True
-        ):
-            relevance, problem = _as_whole_number(value), ""
+        ids, values = (map(str, table[QUERY_ID]), map(str, table[DOCUMENT_ID])), table[RELEVANCE]
+        for query, document, value, relevance in zip(*ids, values, numbers(values).tolist(), strict=True):
+            problem = ""
             if query not in queries or document not in documents:
                 num_missing += 1
                 continue
-            if relevance is None:
+            if not relevance.is_integer():
                 problem = f"has the relevance {value!r}, which is no whole number"
-            elif gains.setdefault((query, document), relevance) != relevance:
+            elif gains.setdefault((query, document), int(relevance)) != relevance:
                 problem = f"judges document '{document}' twice for query '{query}', and not the same"
             elif query == document and relevance > 0:
                 problem = f"judges document '{document}' for the query of the same id, which BEIR leaves out"
