@@ -140,7 +140,9 @@ def test_a_new_key_of_a_folder_is_named(file: str, kind: str, tmp_path: Path) ->
     folder = folder_with(tmp_path / "m", {"pooling_mode": "mean"}, (5, "torch.nn.modules.activation.Tanh"))
     content = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
     (folder / file).write_text(json.dumps(content | {"a_new_key": 7}))
-    unread = [*resolve_source(str(folder)).unread_keys, *read_sentence_folder(folder, "m").unread_keys]
+    of_modules = read_sentence_folder(folder, "m")
+    assert of_modules is not None
+    unread = [*resolve_source(str(folder)).unread_keys, *of_modules.unread_keys]
     assert unread == [f"{kind}: a_new_key=7"]
 
 

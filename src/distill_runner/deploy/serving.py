@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from distill_runner.deploy.onnx import FOLDER, OnnxEngine
 from distill_runner.report.card import CARD, with_license
 from distill_runner.tasks import Task
-from distill_runner.tasks.programs import EMPTY, SERVICE
+from distill_runner.tasks.task import EMPTY, SERVICE
 
 SERVE = "serve.py"
 HEADING, END = "## Deployment", "<!-- end of deployment -->"

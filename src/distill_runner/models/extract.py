@@ -51,7 +51,7 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
     with torch.set_grad_enabled(torch.is_grad_enabled() and not needs.first_trained):
         h_TH = family.embed(model, batch, _drop_at(noise, 0))
     h_TH = _run_layers(call, h_TH, features)
-    if call.has_head:
+    if needs.logits or needs.next_sentence:
         _run_head(call, h_TH, features)
     return features
 
@@ -77,10 +77,6 @@ class _PackedCall:
     @property
     def num_tokens(self) -> int:
         return self.exact_batch.num_tokens
-
-    @property
-    def has_head(self) -> bool:
-        return self.needs.logits or self.needs.next_sentence
 
     @property
     def reads_mean(self) -> bool:
@@ -110,7 +106,7 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
         The output of the last of these layers: (T, H), or (B, H) if only the first tokens of it are read.
     """
     batch, needs, layers, backbone = call.batch, call.needs, call.layers, call.model.base_model
-    num_outputs = len(layers) if call.has_head else max(needs.cls | needs.states, default=0)
+    num_outputs = len(layers) if needs.logits or needs.next_sentence else max(needs.cls | needs.states, default=0)
     num_layers = max([num_outputs, *(number for _, number in needs.projections)])
     rotary_types = {layer.rotary for layer in layers[:num_layers] if layer.rotary}
     angles = {rotary: call.family.angles(backbone, h_TH, batch.positions, rotary) for rotary in rotary_types}

@@ -292,19 +292,17 @@ class ModelSource:
             except MemoryError:
                 raise
             except Exception as error:
-                raise self._refusal(self._problem(error, folder)) from error
+                text = str(error)
+                words = text.replace(str(folder), self.name).split() or [type(error).__name__]
+                problem = f"cannot be loaded: {' '.join(words)[:200]}"
+                if "trust_remote_code" in text:
+                    problem = f"needs its own code, which is not run by default: read the code, then set {TRUST}=1"
+                elif "weights_only" in text or "UnpicklingError" in type(error).__name__:
+                    problem = "its weights are a pickle file that is damaged or runs code, so they are not read"
+                raise self._refusal(problem) from error
 
     def _refusal(self, problem: str, remedy: str | None = None) -> UserError:
         return UserError(".model.source", self.name, problem, remedy or (HUB_REMEDY if self.commit else FOLDER_REMEDY))
-
-    def _problem(self, error: Exception, folder: Path) -> str:
-        text = str(error)
-        if "trust_remote_code" in text:
-            return f"needs its own code, which is not run by default: read the code, then set {TRUST}=1"
-        if "weights_only" in text or "UnpicklingError" in type(error).__name__:
-            return "its weights are a pickle file that is damaged or runs code, so they are not read"
-        words = text.replace(str(folder), self.name).split() or [type(error).__name__]
-        return f"cannot be loaded: {' '.join(words)[:200]}"
 
 
 def resolve_source(name: str) -> ModelSource:

@@ -227,18 +227,11 @@ def source_folder(source: ModelSource | None) -> SentenceFolder | None:
     Raises:
         UserError: as ``read_sentence_folder``.
     """
-    if source is None or not is_sentence_folder(folder := source.download()):
-        return None
-    return read_sentence_folder(folder, source.name)
+    return None if source is None else read_sentence_folder(source.download(), source.name)
 
 
-def is_sentence_folder(folder: Path) -> bool:
-    """Return whether the folder has modules after its encoder."""
-    return (folder / MODULES).is_file()
-
-
-def read_sentence_folder(folder: Path, name: str) -> SentenceFolder:
-    """Return what the folder says.
+def read_sentence_folder(folder: Path, name: str) -> SentenceFolder | None:
+    """Return what the folder says; None if it has no modules after its encoder.
 
     Args:
         name: what the user typed for the folder.
@@ -246,7 +239,7 @@ def read_sentence_folder(folder: Path, name: str) -> SentenceFolder:
         UserError: the folder is damaged, or has modules that are not read.
     """
     try:
-        return _content(folder, name)
+        return _content(folder, name) if (folder / MODULES).is_file() else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"its files of sentence-transformers are damaged: {root_cause(error)}"
         raise UserError(".model.source", name, problem, "Save it again with SentenceTransformer.save.") from error
@@ -321,14 +314,14 @@ def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | No
     Raises:
         UserError: a kept head is no folder of sentence-transformers, or its folder cuts texts at fewer tokens.
     """
-    if folder is None or not is_sentence_folder(folder):
+    content = None if folder is None else read_sentence_folder(folder, name)
+    if content is None:
         if model.head == "keep":
             problem = f"holds no {MODULES}: how its states become a vector is not known"
             remedy = "Take a folder of sentence-transformers, or train it: " + override("teacher.fine_tuned", False)
             raise UserError(".model.source", name, problem, remedy)
         modules = VectorModules()
     else:
-        content = read_sentence_folder(folder, name)
         modules = content.modules
         if model.head == "keep" and options.max_length > (content.max_length or options.max_length):
             problem = f"{name} was made for {content.max_length} tokens, at which sentence-transformers cuts"

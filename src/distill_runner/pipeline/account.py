@@ -21,7 +21,7 @@ from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.sources import read_config
-from distill_runner.models.vectors import is_sentence_folder, source_folder
+from distill_runner.models.vectors import MODULES, source_folder
 from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import Inputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.planning import METRICS
@@ -170,7 +170,7 @@ def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
             yield AccountLine("weights", f"{name}: {unknown}")
             continue
         warnings = (f"{name}: {len(report.missing)} tensors are random",) if report.fails else ()
-        is_read = part.head.vectors is not None or not is_sentence_folder(source.folder)
+        is_read = part.head.vectors is not None or not (source.folder / MODULES).is_file()
         unread = "" if is_read else "; its pooling for vectors (modules.json) is not read"
         details = {"stage": part.name, **report.model_dump(mode="json")}
         yield AccountLine("weights", f"{name}: {report}{unread}", warnings, details)

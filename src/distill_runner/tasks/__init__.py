@@ -49,9 +49,8 @@ def make_task(**fields: Any) -> Any:
     return task_type(fields)(**fields)
 
 
-def _typed(value: Any) -> Any:
-    return task_type(value).model_validate(value) if isinstance(value, Mapping) else value
-
-
-AnyTask = Annotated[SerializeAsAny[Task], BeforeValidator(_typed)]
+AnyTask = Annotated[
+    SerializeAsAny[Task],
+    BeforeValidator(lambda value: task_type(value).model_validate(value) if isinstance(value, Mapping) else value),
+]
 """Type of a configuration field that accepts a task of any type."""

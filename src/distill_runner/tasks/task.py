@@ -27,7 +27,6 @@ from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
-from distill_runner.tasks.programs import ROWS
 from distill_runner.tasks.split_account import SplitAccount, account_of_tables
 from distill_runner.tasks.splits import Splits
 
@@ -38,6 +37,19 @@ if TYPE_CHECKING:
     from distill_runner.methods.outputs import Outputs
     from distill_runner.models.features import EncoderShape
     from distill_runner.models.sources import ModelSource
+
+
+ROWS, SPANS, SERVICE, EMPTY = (
+    Path(__file__).with_name("templates").joinpath(f"{name}.txt").read_text(encoding="utf-8")
+    for name in ("rows", "spans", "service", "empty")
+)
+"""Programs that run an exported model, for its card and as ``serve.py``; ``deploy.serving`` fills in their fields.
+
+``ROWS`` replies to each text, or each pair of texts, from its row of the outputs. ``SPANS`` replies with the best span
+of each context, which it reads in windows, or an empty one for "no answer". ``SERVICE`` is what ``serve.py`` has after
+one of them: requests with limits; ``EMPTY`` is its check for tokenizers that make no token of an empty text, such as
+those of decoders.
+"""
 
 
 @dataclass(frozen=True)
@@ -85,8 +97,7 @@ class Task(Splits):
         served_cut: Python expression in the program of whether each of the ``inputs`` loses a part.
         served_call: Python expression that shows the answers to ``inputs``.
         metric_functions: the metrics by name; the first one is the default.
-        output_kind: what the outputs are to metrics of ``evaluate`` (``ExternalMetric.probe``); None if these cannot score
-            tasks of this type.
+        output_kind: what the outputs are to metrics of ``evaluate``; None if these cannot score tasks of this type.
         has_ids: whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them.
         agreement_name: what ``agreement`` is a share of.
     Raises:

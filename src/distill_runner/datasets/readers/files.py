@@ -172,9 +172,6 @@ def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
     """
     files, is_pattern = _data_files(folder), bool(set("*?") & set(name))
 
-    def are_of(stem: str, name: str) -> bool:
-        return stem == name or stem.startswith(f"{name}-")
-
     if name == ALL_FILES:
         matches = files
     elif is_pattern and "/" in name:
@@ -183,8 +180,9 @@ def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
     elif is_pattern:
         matches = [file for file in files if fnmatchcase(file.name, name) or fnmatchcase(_stem(file), name)]
     else:
-        matches = [file for file in files if are_of(_stem(file), name)]
-        matches = matches or [file for file in files if are_of(_stem(file).casefold(), name.casefold())]
+        beginning = f"{name}-"  # of train-00000-of-00002, and of train with a hyphen
+        matches = [file for file in files if f"{_stem(file)}-".startswith(beginning)]
+        matches = matches or [file for file in files if f"{_stem(file)}-".casefold().startswith(beginning.casefold())]
     if not matches:
         return _arrow_files(folder / name) or _checked(_image_entries(folder / name), data, split)
     shards = [shard for file in matches if (shard := _SHARD.fullmatch(_stem(file)))]

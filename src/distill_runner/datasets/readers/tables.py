@@ -180,42 +180,39 @@ def read_table(data: Dataset, split: str, further: Mapping[str, str] = MappingPr
     """
     with locate_split(data, split) as (source, name):
         split_name, part = parse_split(name)
-        table = _read_split(source, split_name, further)
+        required = {one: f"{source.key}.{field}" for one, field in source.required_columns(split_name).items()} | {
+            **further
+        }
+        with open_split(source, split_name) as table:
+            columns = table.columns(dict.fromkeys([*required, *source.label_columns, *source.optional_columns]))
+            if table.column_names:
+                _check_columns(source, split_name, table.column_names, required)
+            if not any(columns.values()):
+                raise _empty_split(source, split_name, table.origin)
+            label = source.label_columns[0] if source.label_columns else ""
+            class_names, values = table.class_names.get(label), columns.get(label, [])
+            distinct = {repr(value): value for value in values}  # few; a value may be a list
+            marks = {text for text, value in distinct.items() if source.is_no_label(value, class_names is not None)}
+            rows = [row for row, value in enumerate(values) if repr(value) not in marks] if marks else []
+            if rows and len(rows) < len(values):
+                table.num_unlabeled = len(values) - len(rows)
+                columns = {one: [values[row] for row in rows] for one, values in columns.items()}
         if part is None:
-            return table
+            return SplitTable(columns, class_names, table.untyped)
         labels = None
         if part.order == BY_CLASS:
-            column = next((column for column in source.label_columns if column in table.columns), None)
+            column = next((column for column in source.label_columns if column in columns), None)
             if column is not None:
-                labels = list(map(str, table.columns[column]))
+                labels = list(map(str, columns[column]))
             elif source.lacks_labels:
                 part = replace(part, order=SHUFFLED)
             else:
                 problem = "is a slice by class, but there is no label column"
                 raise UserError(source.split_key(name), name, problem, "Use train[~:90%], in random order.")
-        rows = part.rows(max(map(len, table.columns.values()), default=0), labels).tolist()
+        rows = part.rows(max(map(len, columns.values()), default=0), labels).tolist()
         if not rows:
             raise UserError(source.split_key(name), name, "has no rows", LARGER_PART)
-        columns = {column: [values[row] for row in rows] for column, values in table.columns.items()}
-        return replace(table, columns=columns)
-
-
-def _read_split(data: Dataset, split: str, further: Mapping[str, str]) -> SplitTable:
-    with open_split(data, split) as table:
-        required = {name: f"{data.key}.{field}" for name, field in data.required_columns(split).items()} | {**further}
-        columns = table.columns(dict.fromkeys([*required, *data.label_columns, *data.optional_columns]))
-        if table.column_names:
-            _check_columns(data, split, table.column_names, required)
-        if not any(columns.values()):
-            raise _empty_split(data, split, table.origin)
-        label = data.label_columns[0] if data.label_columns else ""
-        class_names, values = table.class_names.get(label), columns.get(label, [])
-        distinct = {repr(value): value for value in values}  # few; a value may be a list
-        marks = {text for text, value in distinct.items() if data.is_no_label(value, class_names is not None)}
-        rows = [row for row, value in enumerate(values) if repr(value) not in marks] if marks else []
-        if rows and len(rows) < len(values):
-            table.num_unlabeled = len(values) - len(rows)
-            columns = {name: [values[row] for row in rows] for name, values in columns.items()}
+        columns = {one: [values[row] for row in rows] for one, values in columns.items()}
         return SplitTable(columns, class_names, table.untyped)
 
 

@@ -16,7 +16,6 @@ from distill_runner.common.schema import Assumption
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.tables import read_rows
 from distill_runner.models.config import Head
-from distill_runner.tasks.programs import SPANS
 from distill_runner.tasks.questions.answers import (
     LANGUAGES,
     MAX_ANSWER,
@@ -30,7 +29,7 @@ from distill_runner.tasks.questions.answers import (
 )
 from distill_runner.tasks.questions.data import Question, Windowing, read_questions
 from distill_runner.tasks.splits import HELD_OUT
-from distill_runner.tasks.task import ExamplePredictions, Task
+from distill_runner.tasks.task import SPANS, ExamplePredictions, Task
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
