@@ -8,7 +8,6 @@ Options follow a question mark, and the name of one of several values follows a 
 A metric module is Python code that runs in this process, like any other installed package.
 """
 
-import re
 import sys
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,7 +20,6 @@ from distill_runner.common.files import file_sha256
 from distill_runner.common.terminal import Undefined
 
 PREFIX = "evaluate:"
-_ADDRESS = re.compile(rf"({PREFIX})?([^?:]*)(?:\?([^:]*))?(?::(.*))?", re.DOTALL)
 
 
 def is_external(metric: str) -> bool:
@@ -41,15 +39,16 @@ class ExternalMetric:
     def __init__(self, name: str) -> None:
         import yaml
 
-        self.name, (_, path, options, self.value) = name, _ADDRESS.fullmatch(name).groups()  # type: ignore[union-attr]
-        pairs = (pair.partition("=") for pair in (options or "").split("&"))
-        self.options = {key: yaml.safe_load(text) for key, _, text in pairs if key}
+        address, _, self.value = name.removeprefix(PREFIX).partition(":")
+        path, _, options = address.partition("?")
+        pairs = (pair.partition("=") for pair in options.split("&"))
+        self.name, self.options = name, {key: yaml.safe_load(text) for key, _, text in pairs if key}
         folder, _, configuration = path.rpartition("/")
-        address = (path, None) if not folder or Path(path).exists() else (folder, configuration)
+        location = (path, None) if not folder or Path(path).exists() else (folder, configuration)
         try:
             import evaluate
 
-            self.module = evaluate.load(*address, module_type="metric", keep_in_memory=True)
+            self.module = evaluate.load(*location, module_type="metric", keep_in_memory=True)
         except Exception as error:  # no such file, no network, a package that it lacks, damaged code
             remedy = f"evaluate.load('{path}') has to work here: from its cache, the hub or a folder with a module."
             raise UserError("task.metrics", name, f"cannot be loaded: {first_line(error)[:160]}", remedy) from error
@@ -115,7 +114,7 @@ external_metric = lru_cache(ExternalMetric)
 
 def hub_name(metric: str) -> str:
     """Return the name of a metric in the hub's index of results: that of its module, without options."""
-    path = re.split("[?:]", metric.removeprefix(PREFIX))[0]
+    path = metric.removeprefix(PREFIX).partition(":")[0].partition("?")[0]
     return path.split("/")[0] if metric.startswith(PREFIX) else Path(path).stem
 
 

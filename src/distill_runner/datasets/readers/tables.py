@@ -338,9 +338,10 @@ def data_fingerprint(data: Dataset) -> str:
                 content = [f"{source.dataset}:{embedded.embedded_fingerprint(source.dataset.removeprefix(EMBEDDED))}"]
             elif folder is None:
                 content = [f"{content[0]}:hub:{hub.dataset_commit(source).sha}/{source.config or ''}"]
-            for file in split_files(folder, name, source) if folder else ():
-                path, status = file.name if file == folder else file.relative_to(folder).as_posix(), file.stat()
-                content.append(f"{name}\0{path}\0{_file_hash(file, status.st_size, status.st_mtime_ns)}")
+            else:
+                for file in split_files(folder, name, source):
+                    path, status = file.name if file == folder else file.relative_to(folder).as_posix(), file.stat()
+                    content.append(f"{name}\0{path}\0{_file_hash(file, status.st_size, status.st_mtime_ns)}")
             parts.add(("" if source is data else f"{split}=") + "\n".join(content))
     return f"sha256:{hashlib.sha256('+'.join(sorted(parts)).encode()).hexdigest()}"
 
