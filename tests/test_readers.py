@@ -264,9 +264,9 @@ def test_what_the_reader_decides_is_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a list:\ngood film,pos\nbad film", "Hello,\nit broke"])
 def test_texts_with_lines_like_rows_are_read(tmp_path: Path, text: str) -> None:
     """Letters and lists have commas too: one of the lines is no row."""
-    content = "text,label\n" + "".join(LINES) + f'"{text}",neg\n' * 2
+    content = "text,label\nHello,pos\n" + "".join(LINES) + f'"{text}",neg\n' * 2
     (tmp_path / "train.csv").write_text(content)
-    assert columns(tmp_path)["text"][30:] == [text, text]
+    assert columns(tmp_path)["text"][31:] == [text, text]
 
 
 @pytest.mark.parametrize(
