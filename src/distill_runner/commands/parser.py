@@ -20,8 +20,6 @@ _AXES = ("size", "width", "transfer_size", "transfer", "share", "updates")
 _ANALYSES = ("agreement", "samples", "history", "attention", "alpha", "states")
 _MODEL = "folder of a finished run; or folder or hub id of a model of transformers or sentence-transformers"
 DEVICE_HELP = "auto, cpu, cuda or cuda:1 (default: %(default)s)"
-RUN_WORDS = {"train", "run", "fit", "distill", "finetune", "fine-tune"}
-"""Subcommands of other tools that train; here, training has none."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -358,7 +356,8 @@ def subcommand_of(arguments: Sequence[str]) -> str | None:
     name = arguments[0]
     if name not in SUBCOMMANDS:
         problem = "is neither a subcommand nor of the form <key>=<value>"
-        is_word = name.lower() in RUN_WORDS
+        # Of other tools; here, training has no subcommand.
+        is_word = name.lower() in {"train", "run", "fit", "distill", "finetune", "fine-tune"}
         remedy = "Leave it out: " + command("distill-run task=rte") if is_word else suggestion(name, SUBCOMMANDS)
         raise UserError(name, None, problem, remedy + " See distill-run --help.")
     return name

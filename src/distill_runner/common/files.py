@@ -38,8 +38,6 @@ TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 TOO_MANY_FILES_MESSAGES = ("Too many open files", "os error 24")
 SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
 """End of the names of environment variables that hold secrets."""
-SHORTEST_SECRET = 8
-"""Characters of the shortest secret; a shorter value may be a word."""
 PATH = re.compile(r"(?<![\w:./~])(?:file://)?(?:~\w*|\.{1,2})?/(?:[^\s'\",;\]/]+/)*([^\s'\",;\]/]+)")
 """A path on this machine; the group is the last name of the path."""
 _REMEDY = "Nothing is lost: free some space (distill-run store), then repeat the command to resume."
@@ -239,7 +237,7 @@ def require_disk_space(folder: Path, num_bytes: int, content: str) -> None:
 def without_secrets(text: str) -> str:
     """Return the text with ``***`` in place of the values of environment variables that hold secrets."""
     for name, value in os.environ.items():
-        if SECRET.search(name) and len(value) >= SHORTEST_SECRET:
+        if SECRET.search(name) and len(value) >= 8:  # a shorter value may be a word
             text = text.replace(value, "***")
     return text
 

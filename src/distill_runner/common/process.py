@@ -21,7 +21,6 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any
 
-POLL_SECONDS = 1.0
 SECONDS_TO_SAVE = 20.0
 """Seconds from SIGTERM, which lets training stop and save, to the end of the process."""
 
@@ -141,7 +140,7 @@ def end_with_parent(grace: float | None = None) -> None:
             parent.join()  # type: ignore[union-attr]
         except (AttributeError, ValueError):  # a launcher's own type of process, whose parent cannot be joined
             while os.getppid() == number:
-                time.sleep(POLL_SECONDS)
+                time.sleep(1.0)
         if grace is not None:
             time.sleep(grace)
             os.kill(os.getpid(), signal.SIGTERM)

@@ -148,11 +148,14 @@ def recipe(key: str, default: Any, entry: str | None = None, *, _root_: DictConf
     return OmegaConf.create(default) if isinstance(default, list) else default  # --resolve takes no plain lists
 
 
-def run_key(*, _root_: DictConfig) -> str:
+def run_key(plan: Any = False, *, _root_: DictConfig) -> str:
     """Return the name of the run's folder: task, method, and a hash of the configuration of the run's stages.
 
     Test splits do not change the name: a finished run gets its test score in the same folder.
     If the run ends with another stage than the student, the stage's name takes the place of the method.
+
+    Args:
+        plan: whether the run is only planned. Its folder is removed afterwards, so it must not be that of the run.
     """
     try:
         parts = {key: OmegaConf.to_container(_root_[key], resolve=True) for key in ("stages", TEMPLATE, "teacher")}
@@ -167,13 +170,9 @@ def run_key(*, _root_: DictConfig) -> str:
     parts = {"stages": stages, "precision": precision, "stage": stage}
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     names = (task, method if stage == "student" else stage)
+    suffix = f"-plan-{os.getpid()}" if plan is True else ""
     # A long name, or one with a slash, is refused later; until then, it must not name a folder elsewhere.
-    return "-".join([*(re.sub(r"[/\\\0-\x1f]|^\.+", "_", str(name)[:100]) for name in names if name), digest])
-
-
-def plan_suffix(plan: Any) -> str:
-    """Return the suffix of a plan's folder. The folder is removed afterwards, so it must not be that of the run."""
-    return f"-plan-{os.getpid()}" if plan is True else ""
+    return "-".join([*(re.sub(r"[/\\\0-\x1f]|^\.+", "_", str(name)[:100]) for name in names if name), digest]) + suffix
 
 
 def variable(name: str, default: Any) -> Any:
@@ -190,7 +189,6 @@ RESOLVERS = (
     multiply,
     own_task_name,
     phase_epochs,
-    plan_suffix,
     recipe,
     single_stage,
     run_key,

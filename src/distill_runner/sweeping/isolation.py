@@ -35,7 +35,6 @@ from distill_runner.pipeline import status
 
 log = logging.getLogger(__name__)
 
-RunFunction = Callable[[DictConfig], Mapping[str, Any]]
 COMPLETED, FAILED, INTERRUPTED = 3, 4, 130
 """Exit codes of points that have recorded how they ended; 0 and 1 could come from other code that ends the process."""
 GRACE_SECONDS = 3.0
@@ -67,7 +66,7 @@ class PointResult(dict[str, Any]):
         return float((self.get("selection") or self)["score"])
 
 
-def run_isolated(run: RunFunction, config: DictConfig, preload: str) -> PointResult:
+def run_isolated(run: Callable[[DictConfig], Mapping[str, Any]], config: DictConfig, preload: str) -> PointResult:
     """Call ``run`` in a separate process, and record in the point's folder how the process ended.
 
     Args:
@@ -138,7 +137,7 @@ def _run_points(connection: Connection) -> None:
             connection.send(COMPLETED)
 
 
-def _run_point(run: RunFunction, config: DictConfig, hydra_config: Any) -> None:
+def _run_point(run: Callable[[DictConfig], Mapping[str, Any]], config: DictConfig, hydra_config: Any) -> None:
     """Run a point: restore Hydra's state, call ``run``, and log an error."""
     HydraConfig.instance().cfg = hydra_config
     hydra = HydraConfig.get()
