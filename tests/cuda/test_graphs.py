@@ -203,13 +203,15 @@ def test_memory_of_a_pool_holds_what_the_last_replay_computed() -> None:
 
 def test_a_replay_makes_no_host_wait_and_returns_values_of_its_own() -> None:
     """The inputs come from pinned memory; the values of an update outlast the next one."""
-    graphs = Graphs(
-        lambda parts, rate, _: {"sum": sum(batch.sum() for batch, _ in parts) * rate},
-        Device.from_name("cuda:0", "fp32"),
-    )
+
+    def update(parts: Any, rate: torch.Tensor, _: Progress) -> dict[str, torch.Tensor]:
+        return {"sum": sum(batch.sum() for batch, _ in parts) * rate}
+
+    graphs = Graphs(update, Device.from_name("cuda:0", "fp32"))
     COUNTS.reset()
     rate, progress = torch.tensor(2.0), Progress(0, 0, 1, 4)
-    values = [graphs([(torch.full((3,), float(n)), None)], rate, progress, None)["sum"] for n in range(5)]  # type: ignore[list-item]
+    batches: list[Any] = [torch.full((3,), float(number)) for number in range(5)]
+    values = [graphs([(batch, None)], rate, progress, None)["sum"] for batch in batches]
     assert not COUNTS.waits
     assert [value.item() for value in values] == [0, 6, 12, 18, 24]
 
