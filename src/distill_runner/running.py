@@ -36,6 +36,7 @@ from distill_runner.compose.run_config import (
     typed_run,
 )
 from distill_runner.compose.unread import needed_stages, unread_settings
+from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.readers.files import local_copies
 from distill_runner.pipeline.account import account_of_run, log_account
 from distill_runner.pipeline.build import FinalScores, Pipeline, training_conditions
@@ -242,7 +243,16 @@ class _Run:
             is_done = recorded_run and recorded_run["status"] == "done" and recorded_run.get("key") == self.stage.key
             if is_done and self.pipeline.store.has(self.stage.spec):
                 return self._report()  # another process finished it meanwhile
-            self._record_settings()
+            # The folder may hold files of a run of the same settings on other data or code, whose student is still in
+            # the store. What would be read as this run's is removed: curves that would go on, exports of other weights.
+            settings = without_secrets(yaml.safe_dump(dict(self.settings), sort_keys=False))
+            with suppress(OSError, ValueError):
+                if json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")).get("key") != self.stage.key:
+                    for name in ("metrics.jsonl", "deploy.json"):
+                        (self.folder / name).unlink(missing_ok=True)
+                    shutil.rmtree(self.folder / "model", ignore_errors=True)
+            (self.folder / "config.yaml").write_text(settings, encoding="utf-8")
+            write_json(self.folder / ENVIRONMENT, {**environment(), "key": self.stage.key})
             write_status(self.folder, "running", names)
             try:
                 with memory_errors():
@@ -258,21 +268,6 @@ class _Run:
                 raise
             write_status(self.folder, "done", names)
         return result
-
-    def _record_settings(self) -> None:
-        """Write the configuration and the environment to the run's folder, so that the run can be repeated.
-
-        The folder may hold files of a run of the same settings on other data or code, whose student is still in the
-        store. What would be read as this run's is removed: a curve that would go on, and exports of other weights.
-        """
-        settings = without_secrets(yaml.safe_dump(dict(self.settings), sort_keys=False))
-        with suppress(OSError, ValueError):
-            if json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")).get("key") != self.stage.key:
-                for name in ("metrics.jsonl", "deploy.json"):
-                    (self.folder / name).unlink(missing_ok=True)
-                shutil.rmtree(self.folder / "model", ignore_errors=True)
-        (self.folder / "config.yaml").write_text(settings, encoding="utf-8")
-        write_json(self.folder / ENVIRONMENT, {**environment(), "key": self.stage.key})
 
     def _build_with_tracker(self) -> Mapping[str, Any]:
         names = self.description["task"], self.config.method, self.config.teacher.name
@@ -358,9 +353,12 @@ class _Run:
             split = self.pipeline.inputs.split(self.stage, split_name)
             task.save_predictions(self.folder / f"predictions-{name}.npz", outputs, split)
             if number == 0:
-                data = self.pipeline.inputs.data(self.stage)
-                first_examples = (data.batch(np.arange(min(4, len(data))), epoch) for epoch in count())
-                task.save_pictures(self.folder / PICTURES, first_examples, outputs, split)
+                task.save_pictures(self.folder / PICTURES, self._first_examples(), outputs, split)
+
+    def _first_examples(self) -> Iterator[Batch]:
+        data = self.pipeline.inputs.data(self.stage)  # only if a task draws them: reading them may take a device
+        for epoch in count():
+            yield data.batch(np.arange(min(4, len(data))), epoch)
 
 
 def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:

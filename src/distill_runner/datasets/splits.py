@@ -11,7 +11,7 @@ import torch
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, length_groups
-from distill_runner.datasets.tokenization import ArrayFile, Examples, num_cut, uses_segment_ids
+from distill_runner.datasets.tokenization import ArrayFile, Examples, uses_segment_ids
 
 HOLD_OUT_SEED, SCORE_RANGES = 0, 10
 """Constants, so that the held-out set depends on the data alone and all runs select on the same examples."""
@@ -139,7 +139,10 @@ class TokenSplit(Split):
                     problem = f"row {first + encoded['input_ids'].index([])} is an empty text, of which the tokenizer"
                     problem = f"{problem} {tokenizer.name_or_path} makes no tokens"
                     raise UserError("task.columns", None, problem, "Remove such rows, or take another teacher.")
-                cut += num_cut(encoded["input_ids"], columns, tokenizer, max_length)
+                if full := [row for row, tokens in enumerate(encoded["input_ids"]) if len(tokens) >= max_length]:
+                    options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+                    uncut = tokenizer(*([texts[row] for row in full] for texts in columns), **options)["input_ids"]
+                    cut += sum(len(tokens) > max_length for tokens in uncut)
                 offsets.append(ids.size + np.cumsum([len(example) for example in encoded["input_ids"]]))
                 ids.append(np.concatenate(encoded["input_ids"]))
                 segments.append(np.concatenate(encoded["token_type_ids"]) * uses_segment_ids(tokenizer))

@@ -1,7 +1,8 @@
 """Examples as texts, and what is needed to save them as arrays of token ids. This module does not import torch."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -34,7 +35,7 @@ class Examples:
         return Examples([texts[:count] for texts in self.texts], None if self.labels is None else self.labels[:count])
 
 
-class ArrayFile:
+class ArrayFile(AbstractContextManager["ArrayFile"]):
     """One-dimensional array that grows on disk, so that it may be larger than memory.
 
     The file is a valid ``.npy`` file once it is closed.
@@ -65,9 +66,6 @@ class ArrayFile:
         """
         description = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.size,)}
         np.lib.format.write_array_header_1_0(self.stream, description)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_exception: object) -> None:
         self.stream.seek(0)
@@ -103,21 +101,6 @@ def uses_segment_ids(tokenizer: Any) -> bool:
     If not, its model was trained with segment ids of 0 only.
     """
     return any(tokenizer("a", "a").get("token_type_ids", ()))
-
-
-def num_cut(ids: Sequence[Sequence[int]], columns: Sequence[Sequence[str]], tokenizer: Any, max_length: int) -> int:
-    """Return how many examples lost tokens when they were tokenized with truncation to ``max_length``.
-
-    Args:
-        ids: the tokens of each example.
-        columns: the texts of the same examples, one list for each column.
-    """
-    rows = [row for row, tokens in enumerate(ids) if len(tokens) >= max_length]
-    if not rows:
-        return 0
-    options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
-    full = tokenizer(*([texts[row] for row in rows] for texts in columns), **options)["input_ids"]
-    return sum(len(tokens) > max_length for tokens in full)
 
 
 @dataclass(frozen=True)

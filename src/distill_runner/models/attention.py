@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad, scaled_dot_product_attention
 
-from distill_runner.datasets.batches import Batch, DropoutMasks, LengthGroup
+from distill_runner.datasets.batches import Batch, DropoutMasks
 
 _HEAD_SIZES = range(8, 129, 8)
 """Features of a head that the kernels of all GPUs since Ampere take, forward and backward."""
@@ -97,24 +97,23 @@ class PackedAttention:
         return context_BH if bias is None else context_BH + (torch.cat(sums) * bias.view(-1, size)).flatten(1)
 
     def _masks(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
-        """Return the mask of each group to add to its scores, once for all layers."""
-        if (window, dtype) not in self.masks:
-            self.masks[window, dtype] = [_added_mask(group, window, dtype) for group in self.groups]
-        return self.masks[window, dtype]
+        """Return the mask of each group to add to its scores, made once for all layers.
 
-
-def _added_mask(group: LengthGroup, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Return 0 for the keys that each query attends to, and minus infinity for the others.
-
-    The shape is (n, L, L), or (n, 1, L) if all queries attend to the same keys. A padded query, whose output is not
-    used, attends to all real keys, because a row without any key gives NaN.
-    """
-    key_mask, length = group.is_token[:, None], group.is_token.shape[1]
-    if window is not None and length > window + 1:
-        positions = torch.arange(length, device=key_mask.device)
-        in_window = (positions[:, None] - positions).abs() <= window
-        key_mask = key_mask & (in_window | ~group.is_token[:, :, None])
-    return torch.zeros_like(key_mask, dtype=dtype).masked_fill_(~key_mask, -torch.inf)
+        It is 0 for the keys that a query attends to, and minus infinity for the others: (n, L, L), or (n, 1, L) if all
+        queries attend to the same keys. A padded query, whose output is not used, attends to all real keys, because a
+        row without any key gives NaN.
+        """
+        if (window, dtype) in self.masks:
+            return self.masks[window, dtype]
+        masks = self.masks[window, dtype] = []
+        for group in self.groups:
+            key_mask, length = group.is_token[:, None], group.is_token.shape[1]
+            if window is not None and length > window + 1:
+                positions = torch.arange(length, device=key_mask.device)
+                in_window = (positions[:, None] - positions).abs() <= window
+                key_mask = key_mask & (in_window | ~group.is_token[:, :, None])
+            masks.append(torch.zeros_like(key_mask, dtype=dtype).masked_fill_(~key_mask, -torch.inf))
+        return masks
 
 
 def _scores(queries: Tensor, keys: Tensor, mask: Tensor, size: int) -> Tensor:

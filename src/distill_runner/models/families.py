@@ -73,12 +73,9 @@ class BertLayer(Layer):
         return concatenated_weights([getattr(self.module.attention.self, name) for name in names])
 
     def finish(self, h_QH: Tensor, context_QH: Tensor, drop: Drop) -> Tensor:
-        h_QH = self._add_and_norm(self.module.attention.output, context_QH, h_QH, drop, 1)
-        return self._add_and_norm(self.module.output, self.module.intermediate(h_QH), h_QH, drop, 2)
-
-    @staticmethod
-    def _add_and_norm(block: Any, x: Tensor, residual_QH: Tensor, drop: Drop, number: int) -> Tensor:
-        return block.LayerNorm(drop(block.dropout, block.dense(x), number) + residual_QH)
+        first, last = self.module.attention.output, self.module.output
+        h_QH = first.LayerNorm(drop(first.dropout, first.dense(context_QH), 1) + h_QH)
+        return last.LayerNorm(drop(last.dropout, last.dense(self.module.intermediate(h_QH)), 2) + h_QH)
 
 
 class DistilBertLayer(Layer):

@@ -88,7 +88,13 @@ def read_report(source: ModelSource, model: ModelConfig, head: Head) -> WeightsR
     None if nothing can be said before they are loaded: they are not here, or their family cannot be made empty.
     """
     base = source.base
-    files = weight_files((base or source).folder)
+    folder, files = (base or source).folder, list[Path]()
+    for single in ("model.safetensors", "pytorch_model.bin"):  # those that ``from_pretrained`` reads
+        if not files and (folder / single).is_file():
+            files = [folder / single]
+        elif not files and (index := folder / f"{single}.index.json").is_file():
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            files = [folder / name for name in sorted({*names})]
     if not files or model.layers == "random":
         return None
     if absent := [file.name for file in files if not file.is_file()]:
@@ -127,17 +133,6 @@ def _read_report(
         except Exception:  # a family that cannot be made empty is checked when it is loaded
             return None
     return _report(network, info, keeps_head)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights that ``from_pretrained`` reads in a folder; empty if there are none."""
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / single).is_file():
-            return [folder / single]
-        if (index := folder / f"{single}.index.json").is_file():
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return [folder / name for name in sorted({*weight_map.values()})]
-    return []
 
 
 def require_all(network: Any, info: Mapping[str, Any], source: ModelSource, model: ModelConfig) -> None:

@@ -14,7 +14,7 @@ from distill_runner.common.errors import UserError, error_context, quantity
 from distill_runner.common.seeds import stage_seed
 from distill_runner.datasets.pretraining import train_wordpiece, write_examples
 from distill_runner.datasets.readers.dataset import Dataset
-from distill_runner.datasets.readers.table import TableRecord, recorded_tables
+from distill_runner.datasets.readers.table import FileRecord, TableRecord, recorded_tables
 from distill_runner.datasets.readers.tables import column_names, hub_commit
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
 from distill_runner.models.sources import ModelSource, resolve_source
@@ -131,7 +131,8 @@ class Inputs:
         folder = self.store.find(stage.split_spec(name))
         if folder is None or not (folder / ACCOUNT).exists():
             return None
-        account = SplitAccount.from_json(json.loads((folder / ACCOUNT).read_text(encoding="utf-8")))
+        content = json.loads((folder / ACCOUNT).read_text(encoding="utf-8"))
+        account = SplitAccount(**{**content, "files": [FileRecord(**record) for record in content["files"]]})
         return account, np.load(folder / HASHES) if (folder / HASHES).exists() else None
 
     def _read_data(self, stage: Stage) -> Data:

@@ -24,7 +24,6 @@ from distill_runner.methods.config import MethodConfig
 from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.pipeline.build import FinalScores, Pipeline
-from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import STAGE, Stage
@@ -113,7 +112,20 @@ def describe_run(run: RunConfig) -> dict[str, Any]:
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
+    settings, name, stages = dict[str, Any](), "student", {**run.stages}
+    while name != "teacher" and (config := stages.pop(name, None)):  # the student, and where its weights come from
+        prefix, method = "" if name == "student" else f"{name}.", config.method
+        terms = {key: {"term": term.term, **term.options, "weight": term.weight} for key, term in method.terms.items()}
+        schedule = {"schedule": method.schedule.model_dump(mode="json")} if method.schedule else {}
+        training = flat({**terms, **schedule, "optim": config.optim.model_dump(mode="json"), "select": config.select})
+        settings |= {f"{prefix}{key}": value for key, value in training}
+        name = (config.model.source or "").removeprefix(STAGE)
     layers = mapping_and_attention(student.method)
+    model, fresh = student.model, student.model.architecture or {}
+    origins = {run.teacher.source or STAGE: "pretrained", "stage:teacher": "finetuned"}
+    origin = origins.get(model.source or "", model.source)
+    of_teacher = model.source is not None and model.source in (run.teacher.source, "stage:teacher")
+    sizes = {"num_layers": model.num_layers or fresh.get("num_hidden_layers"), "width": fresh.get("hidden_size")}
     transfers = (stage.transfer for stage in run.stages.values() if stage.transfer)
     words = [word.lstrip("+").partition("=") for word in shlex.split(run.command)[1:]]
     groups = {name: choice for name, _, choice in words if name.isidentifier() and name not in NO_SETTINGS}
@@ -127,44 +139,17 @@ def describe_run(run: RunConfig) -> dict[str, Any]:
         "mapping": layers.get("mapping"),
         "attention": layers.get("attention"),
         "heads": layers.get("heads"),
-        "settings": settings_of(run),
+        "settings": settings,
         "choices": {name: choice for name, choice in groups.items() if choices(name)},
         "teacher": run.teacher.name,
-        "student": _student(run, student),
+        "student": {  # where its weights come from, depth and width as far as the configuration has them
+            "init": f"{model.layers} of {origin}" if origin else "new weights",
+            "source": run.teacher.name if of_teacher else model.source,
+            **{name: size for name, size in sizes.items() if size},
+        },
         "seed": run.seed,
         "command": run.command,
     }
-
-
-def settings_of(run: RunConfig) -> dict[str, Any]:
-    """Return the hyper-parameters of the student, and of the stages that its weights come from, by dotted name.
-
-    All options have their values, defaults too. Those of a stage before the student begin with the stage's name.
-    """
-    settings, name, stages = dict[str, Any](), "student", {**run.stages}
-    while name != "teacher" and (config := stages.pop(name, None)):
-        prefix = "" if name == "student" else f"{name}."
-        method = config.method
-        terms = {key: {"term": term.term, **term.options, "weight": term.weight} for key, term in method.terms.items()}
-        schedule = {"schedule": method.schedule.model_dump(mode="json")} if method.schedule else {}
-        training = flat({**terms, **schedule, "optim": config.optim.model_dump(mode="json"), "select": config.select})
-        settings |= {f"{prefix}{key}": value for key, value in training}
-        name = (config.model.source or "").removeprefix(STAGE)
-    return settings
-
-
-def _student(run: RunConfig, config: StageConfig) -> dict[str, Any]:
-    """Return the origin of the student's weights, and depth and width as far as the configuration gives them."""
-    model = config.model
-    origin = {run.teacher.source or STAGE: "pretrained", "stage:teacher": "finetuned"}.get(
-        model.source or "", model.source
-    )
-    of_teacher = model.source is not None and model.source in (run.teacher.source, "stage:teacher")
-    source = run.teacher.name if of_teacher else model.source
-    fresh = model.architecture or {}
-    sizes = {"num_layers": model.num_layers or fresh.get("num_hidden_layers"), "width": fresh.get("hidden_size")}
-    init = f"{model.layers} of {origin}" if origin else "new weights"
-    return {"init": init, "source": source, **{name: size for name, size in sizes.items() if size}}
 
 
 def stage_assumptions(stage: Stage) -> list[str]:

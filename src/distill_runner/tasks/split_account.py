@@ -63,10 +63,6 @@ class SplitAccount:
         """Return the account for a JSON file."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "SplitAccount":
-        return cls(**{**content, "files": [FileRecord(**record) for record in content["files"]]})
-
 
 def account_of_tables(split: str, tables: Sequence[TableRecord], texts: list[str], label: list[str]) -> SplitAccount:
     """Return the account of a split as far as its reader knows it; a table that was read twice counts once."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.process import deferred_interrupts
-from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Method, Progress, times
 from distill_runner.models.build import count_parameters
 from distill_runner.models.extract import extract
@@ -239,7 +238,12 @@ class Training:
         means, diagnostics = dict[str, Tensor](), dict[str, Tensor]()
         self.optimizer.zero_grad(set_to_none=True)  # of a recording that failed
         for batch, targets in parts:
-            _add(means, self._backward(batch, self.teacher.features(targets), progress))
+            with self.device.autocast():
+                features = extract(self.model, batch, self.method.needs[0])
+            own = self.method(features.full(), self.teacher.features(targets), batch, progress)
+            loss = torch.stack(list(self.method.weighted_losses(own).values())).sum()
+            self.scaler.scale(loss).backward()
+            _add(means, {name: mean.detach() for name, mean in own.items()})
             _add(diagnostics, self.method.diagnostics(), batch.weights["example"])
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.group.all_reduce_sum([*means.values(), *diagnostics.values(), *gradients])
@@ -255,15 +259,6 @@ class Training:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return means | diagnostics
-
-    def _backward(self, batch: Batch, targets: Features, progress: Progress) -> dict[str, Tensor]:
-        """Add the gradient of this batch's part of the loss; return its part of the mean of each unweighted term."""
-        with self.device.autocast():
-            features = extract(self.model, batch, self.method.needs[0])
-        means = self.method(features.full(), targets, batch, progress)
-        loss = torch.stack(list(self.method.weighted_losses(means).values())).sum()
-        self.scaler.scale(loss).backward()
-        return {name: mean.detach() for name, mean in means.items()}
 
     def end_epoch(self) -> None:
         """Evaluate; save the model if it is the best so far, or the last one is kept; write the checkpoint."""
