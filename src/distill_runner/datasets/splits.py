@@ -140,8 +140,8 @@ class TokenSplit(Split):
                     problem = f"{problem} {tokenizer.name_or_path} makes no tokens"
                     raise UserError("task.columns", None, problem, "Remove such rows, or take another teacher.")
                 if full := [row for row, tokens in enumerate(encoded["input_ids"]) if len(tokens) >= max_length]:
-                    options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
-                    uncut = tokenizer(*([texts[row] for row in full] for texts in columns), **options)["input_ids"]
+                    ids_only = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+                    uncut = tokenizer(*([texts[row] for row in full] for texts in columns), **ids_only)["input_ids"]
                     cut += sum(len(tokens) > max_length for tokens in uncut)
                 offsets.append(ids.size + np.cumsum([len(example) for example in encoded["input_ids"]]))
                 ids.append(np.concatenate(encoded["input_ids"]))
