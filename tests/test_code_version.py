@@ -20,7 +20,7 @@ def test_each_edit_of_code_that_computes_counts_and_others_do_not(tmp_path: Path
             file.write("x = 1\n")
         hashes.append(source_hash(tmp_path))
     (tmp_path / "report" / "frame.py").unlink()
-    (tmp_path / "pipeline" / "inventory.py").unlink()
+    (tmp_path / "pipeline" / "planning.py").unlink()
     assert source_hash(tmp_path) == hashes[-1]
     assert len({*hashes}) == 5
 

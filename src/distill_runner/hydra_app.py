@@ -6,7 +6,6 @@ torch and transformers are imported only when a run starts, so that ``--help`` a
 import logging
 import shutil
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from omegaconf import DictConfig
 
 from distill_runner.commands.parser import summaries
 from distill_runner.common.errors import TrainingPaused, UnexpectedExit, UserError
+from distill_runner.common.library_switches import quiet_launcher_warning
 from distill_runner.common.process import num_launched, protect_output, sigterm_as_interrupt
 from distill_runner.compose import resolvers
 from distill_runner.compose.command_line import help_text, hydra_arguments
@@ -70,8 +70,7 @@ def compose_and_run(arguments: Sequence[str]) -> None:
             _remove_unused_folder(folder)
         return {}
 
-    # conf/hydra/launcher/submitit_slurm.yaml has the plugin's name on purpose, so that the plugin's schema checks it.
-    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
+    quiet_launcher_warning()
     sys.argv[1:] = arguments  # Hydra reads its arguments here
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(start)()

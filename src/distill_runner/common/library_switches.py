@@ -173,3 +173,11 @@ def configure_hub_client() -> None:
 
 
 # Trackers and launchers
+
+
+def quiet_launcher_warning() -> None:
+    """Silence Hydra's warning about a launcher's configuration that is checked by the schema of the plugin's name.
+
+    ``conf/hydra/launcher/submitit_slurm.yaml`` has the plugin's name on purpose, so that the plugin's schema checks it.
+    """
+    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")

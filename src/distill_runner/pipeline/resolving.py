@@ -120,7 +120,7 @@ class _Resolver:
             if (num_ids := tokenizer.tokenizer_traits.num_ids) > shape.vocab_size:
                 if not model.resize:
                     problem = f"its tokenizer has {num_ids} tokens, but the model has embeddings for {shape.vocab_size}"
-                    remedy = f"{override('student.resize', True)} adds some, in the teacher too."
+                    remedy = override("student.resize", True) + " adds some, in the teacher too."
                     remedy += " Or take the model's own tokenizer."
                     raise UserError(".model.source", model.source, problem, remedy)
                 shape = replace(shape, vocab_size=num_ids)
