@@ -6,8 +6,8 @@ writes docs/papers/hours.yaml after each command (a quarter of an hour in total)
 
 It counts the operations of all matrix products: 3 forward passes for each training example, and one for each example
 that a teacher reads or that is evaluated. Stages that points share count once, also if they are shared by the commands
-of one row: the first of these commands has them. No GPU is used: its two speeds below are
-assumptions. On a machine with a GPU, ``plan=true`` measures times instead.
+of one row: the first of these commands has them. No GPU is used: ``GPUS`` has the rates, and says which are measured.
+On a machine with a GPU, ``plan=true`` measures times instead.
 """
 
 import argparse
@@ -24,13 +24,17 @@ from typing import Any
 import yaml
 
 PAGES = Path(__file__).parents[1] / "docs" / "papers"
-HEAD = "# Made by `python -m benchmarks.paper_hours`, which says what is counted and which GPU is assumed.\n"
-OPERATIONS_PER_SECOND = 125e12
-"""Assumed speed: 40 % of the peak of an NVIDIA A100's matrix products in bf16."""
-SECONDS_PER_LAYER = 0.003
-"""Minimum time of an update per layer, to start its kernels. 4 layers take the host some 12 ms (docs/clusters.md)."""
-SECONDS_PER_CONVOLUTION = 0.0003
-"""Minimum time per convolution with the operations around it, which have a tenth of a layer's kernels."""
+HEAD = "# Made by `python -m benchmarks.paper_hours`, which says what is counted, and by which rates.\n"
+GPUS = {"h200": (270e12, 0.0004), "v100": (43e12, 0.0007)}
+"""Operations a second, and seconds of an update for each layer that do not depend on its tokens.
+
+H200: of updates as CUDA graphs in bf16, of a student of 4 layers and width 768 with 32 examples of RTE and of SST-2
+(docs/clusters.md), 2026-11-27: 1.6 ms and 0.62 ms for 1,000 tokens. V100: not measured. The operations are the same
+share (35%) of its peak in fp16, 125e12; of the 0.0003 s more, reading and writing weights and averages takes most,
+at 0.9 instead of 4.8 TB/s.
+"""
+OF_A_CONVOLUTION = 0.1
+"""Share of a layer's fixed seconds that a convolution takes with the operations around it, by its kernels."""
 SHARED = {"minilmv2": ("optim.lr", "seed"), "alp_kd": ("optim.lr",), "internal": ("seed",)}
 """Axes of a paper's sweeps whose values all cost the same, and change no stage except the last."""
 
@@ -105,17 +109,18 @@ def forward_resnet(depth: int) -> float:
 
 @dataclass
 class Count:
-    """Operations of a command, and its seconds at the two assumed speeds."""
+    """Operations of a command, and the layers that its updates run through."""
 
     operations: float = 0.0
-    seconds: float = 0.0
+    layers: float = 0.0
 
     def rounded(self) -> dict[str, float]:
-        return {"operations": float(f"{self.operations:.2g}"), "hours": float(f"{self.seconds / 3600:.2g}")}
+        hours = {name: (self.operations / speed + self.layers * fixed) / 3600 for name, (speed, fixed) in GPUS.items()}
+        return {name: float(f"{value:.2g}") for name, value in {"operations": self.operations, **hours}.items()}
 
-    def add(self, operations: float, at_least: float = 0.0, times: int = 1) -> None:
+    def add(self, operations: float, layers: float = 0.0, times: int = 1) -> None:
         self.operations += times * operations
-        self.seconds += times * max(operations / OPERATIONS_PER_SECOND, at_least)
+        self.layers += times * layers
 
 
 def data_of(stage: Any) -> tuple[Data, float]:
@@ -163,8 +168,8 @@ def count_stage(stage: Any, count: Count, visited: set[Any], times: int = 1) -> 
             } - visited
             visited |= new
             count.add(len(new) * data.train * teacher_pass)
-    per_layer = SECONDS_PER_CONVOLUTION if stage.shape.reads_images else SECONDS_PER_LAYER
-    count.add(operations, updates * stage.shape.num_layers * per_layer, times)
+    share = OF_A_CONVOLUTION if stage.shape.reads_images else 1.0
+    count.add(operations, updates * stage.shape.num_layers * share, times)
 
 
 def count_grid(points: Sequence[Any], times: int, visited: set[Any]) -> Count:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.paper_hours import commands, forward, forward_resnet
+from benchmarks.paper_hours import GPUS, commands, forward, forward_resnet
 from distill_runner.report.published import cells
 
 ROOT = Path(__file__).parents[1]
@@ -41,8 +41,9 @@ def page(paper: str) -> str:
         "",
         about,
         "",
-        "Hours are computed for one NVIDIA A100 at 40% of its peak in bf16 (`python -m benchmarks.paper_hours`); "
-        "`plan=true` has those of your machine.",
+        "Hours are computed (`python -m benchmarks.paper_hours`), one run at a time, without starting and loading: "
+        "on an H200 by rates measured on two tasks, on a V100 extrapolated.",
+        "`plan=true` has the time on your machine.",
         "",
         "| | shows | reproduced by | training runs, hours | what differs; measured at small scale |",
         "| --- | --- | --- | --- | --- |",
@@ -52,10 +53,14 @@ def page(paper: str) -> str:
         row_commands = [command for command in str(source).split("; ") if command]
         code = "<br>".join(f"`{command}`" for command in row_commands)
         label = code if how == "command" else f"{HOWS[how]}{': ' if code else ''}{code}"
-        hours = sum(HOURS[command]["hours"] for command in row_commands if command in HOURS)
+        costs = [sum(HOURS[command][gpu] for command in row_commands if command in HOURS) for gpu in GPUS]
         link = ", ".join(f"[{name}](../results/{name}.md)" for name in measured.split())
-        cost = f"{hours:,.{0 if hours >= 10 else 1}f}" if hours else ""
-        effort = f"{runs}, {cost} h" if cost else runs
+        hours = [
+            f"{cost:,.{0 if cost >= 10 else 1}f} h ({gpu.upper()})"
+            for gpu, cost in zip(GPUS, costs, strict=True)
+            if cost
+        ]
+        effort = ", ".join([str(runs), *hours])
         remarks = "; ".join(filter(None, (differs, link)))
         if how != "drawing":
             lines.append(f"| {place.replace(' ', '&nbsp;')} | {shows} | {label} | {effort} | {remarks} |")
@@ -104,7 +109,7 @@ def test_places_and_measurements_exist() -> None:
 
 def test_every_training_has_hours_and_as_many_students_as_its_row_says() -> None:
     assert list(HOURS) == list(commands())
-    assert min(cost["hours"] for cost in HOURS.values()) > 0
+    assert min(cost["h200"] for cost in HOURS.values()) > 0
     for paper in PAPERS.values():
         for place, (_, _, by, trainings, _, _) in paper["rows"].items():
             if counted := [HOURS[command]["trainings"] for command in str(by).split("; ") if command in HOURS]:
