@@ -14,6 +14,7 @@ from distill_runner.compose.folders import choices, configuration_keys, own_fold
 from distill_runner.compose.resolvers import INHERITS, TEMPLATE, complete_stages
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.config import StageConfig
+from distill_runner.pipeline.stages import STAGE
 from distill_runner.training.config import Optim
 
 NOT_OF_STAGES = ("runtime", "store", "tracker", "hydra", "sweep", "frontier", "recipe", "plan", "stage", "seed")
@@ -22,7 +23,6 @@ DESCRIBING = {"name", "assumptions", "recipe"}
 """Parts of keys that describe a file or name another one."""
 NEW_ONLY, COPIED_ONLY = {"architecture"}, {"layers", "labels", "allow_missing"}
 """Options of a model that only one without a source reads, and only one with a source."""
-STAGE = "stage:"
 PROBE = "a text that no option holds"
 
 

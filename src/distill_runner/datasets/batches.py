@@ -54,7 +54,7 @@ class LengthGroup:
 def length_groups(
     lengths: np.ndarray, starts: np.ndarray, length_multiple: int | None, longest: int | None = None
 ) -> Iterator[LengthGroup]:
-    """Divide sequences, sorted by length, into groups of equal rounded length.
+    """Divide sequences into groups of neighbors of equal rounded length.
 
     Args:
         starts: position of the first token of each sequence.

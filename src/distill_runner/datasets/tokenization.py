@@ -18,7 +18,7 @@ class Examples:
 
     Attributes:
         texts: one list of N strings for each text column (one or two).
-        labels: (N,) int64 indices into ``Task.labels`` for classification, or (N,) float32 scores for regression;
+        labels: (N,) int64 indices into the task's ``labels`` for classification, or (N,) float32 scores for regression;
             (N, C) float32 of 0 and 1 for multi-label tasks; ``None`` if the split has no labels.
         weights: (N,) float64, weights of the examples in losses; None if all count the same.
     """

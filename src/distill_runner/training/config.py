@@ -32,8 +32,8 @@ class Optim(Schema):
             ``max_steps``.
         max_steps: maximum number of steps; None for no maximum. If it ends training before ``epochs``, the learning
             rate schedule spans only these steps.
-        schedule: learning rate after the warm-up. ``constant`` keeps it, ``linear`` and ``cosine`` decrease it to 0,
-            and ``steps`` multiplies it by ``drop`` at each of ``milestones``.
+        schedule: learning rate after the warm-up. ``constant`` keeps it, ``linear`` and ``cosine`` decrease it, to be
+            0 after the last step, and ``steps`` multiplies it by ``drop`` at each of ``milestones``.
         milestones: shares of all steps, in rising order, at which ``schedule=steps`` changes the learning rate.
         drop: factor of the learning rate at each of ``milestones``.
         warmup: share of the steps over which the learning rate rises from 0.

@@ -157,8 +157,7 @@ class Training:
             "several processes share an update": self.group.size > 1,
             "an update has several batches (optim.accumulation)": self.optim.accumulation > 1,
             "layers are computed twice (runtime.gradient_checkpointing)": runtime.gradient_checkpointing,
-            f"an example of weight 0 would change {', '.join(unweighted)}": unweighted
-            and not reads_images(model.config),
+            f"an example of weight 0 would change {', '.join(unweighted)}": unweighted,
         }
         obstacle = next((text for text, is_met in obstacles.items() if is_met), "")
         self.graphs = Graphs(self.update, device, obstacle)
