@@ -1,10 +1,14 @@
 """Results from run folders, whatever lies in them."""
 
+import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distill_runner import api
 from distill_runner.pipeline.status import locked_run, write_status
 from distill_runner.report.collect import read_results
 from helpers.fake_results import failed, result, run_folder
@@ -36,6 +40,28 @@ def test_a_finished_run_whose_result_is_damaged_is_named(
     (run_folder(tmp_path, "bad", status=DONE) / "result.json").write_text(content)
     assert [Path(run["folder"]).name for run in read_results([tmp_path])] == ["good"]
     assert "bad is left out: result.json cannot be read" in caplog.text
+
+
+def _changed(content: Any, depth: int = 2) -> Iterator[Any]:
+    """Yield ``content`` with one value of it, at each place of the first levels, replaced by one of another type."""
+    if isinstance(content, dict) and depth:
+        for key, value in content.items():
+            for part in _changed(value, depth - 1):
+                yield {**content, key: part}
+            yield {name: other for name, other in content.items() if name != key}
+    yield from ("x", None, [1], math.nan)
+
+
+def test_no_value_of_a_result_hides_the_others(tmp_path: Path) -> None:
+    """One malformed file among a hundred ended the table with a traceback."""
+    good = result(seed=77, specs={"a": {}})
+    run_folder(tmp_path, "a", result=good, status=DONE)
+    bad = run_folder(tmp_path, "b", result=good, status=DONE) / "result.json"
+    for content in _changed({**result(), "specs": {"a": {}}}):
+        bad.write_text(json.dumps(content))
+        results = read_results([tmp_path])
+        assert api.table(results, "terminal")
+        assert 77 in api.frame(results)["seed"].tolist()
 
 
 def test_folders_and_files_of_others_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

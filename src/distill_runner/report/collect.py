@@ -6,11 +6,31 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.pipeline import status
 
 Result = Mapping[str, Any]
 """Content of ``result.json``, or of ``status.json`` for a run that has not finished."""
+TYPES: dict[Any, str] = {
+    str: "mapping attention teacher key metric stage command base_model",
+    int: "heads best_epoch epochs steps num_params",
+    float: "score teacher_score seconds examples_per_second",
+    dict[str, Any]: "student settings data test published teacher_model",
+    dict[str, float]: "metrics",
+    dict[str, str | float | bool | None]: "conditions",
+    dict[str, dict[str, Any]]: "specs",
+    list[Any]: "history assumptions labels",
+    list[dict[str, Any]]: "account",
+}
+"""Types of what tables and comparisons read of a result, where it is not None."""
+_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("task", "method", "status"), (str, ...)),
+    "seed": (int, ...),
+    **{name: (type_ | None, None) for type_, names in TYPES.items() for name in names.split()},
+}
+CHECKED: type[BaseModel] = create_model("CHECKED", __config__=ConfigDict(strict=True), **_FIELDS)
 TEST_PREDICTIONS = "test-predictions-*.npz"
 """Files of a run's folder with the predictions for test splits, in the format of those for validation splits."""
 PICTURES = "pictures"
@@ -91,8 +111,11 @@ def _problem(content: Result, folder: Path) -> str | None:
     """Return why the content of the files of the run in ``folder`` is no result; None if it is one."""
     if content.get("status") == "done" and "score" not in content and (folder / status.RESULT).is_file():
         return f"{status.RESULT} cannot be read, or has no score"  # of a run that ends with another stage there is none
-    if not {"task", "method", "seed", "status"} <= content.keys():
-        return "it holds no complete result of a run"
+    try:
+        CHECKED.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"it holds no complete result of a run: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     if "score" in content:
         parts = [content["score"], content.get("student"), content.get("specs")]
         if None in parts or isnan(content["score"]):
