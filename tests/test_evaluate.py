@@ -84,6 +84,32 @@ def test_percent_becomes_a_fraction(tmp_path: Path) -> None:
     assert external_metric(module(tmp_path / "m", body))(*BINARY) == pytest.approx(own.accuracy(*BINARY))
 
 
+def test_scores_are_not_cut_to_whole_numbers(tmp_path: Path) -> None:
+    name = module(tmp_path / "whole", "{'m': float(predictions[0] == references[0])}", "Value('int32')")
+    with pytest.raises(UserError, match="it takes no scores"):
+        external_metric(name)(*SCORES)
+
+
+def test_a_value_may_be_an_array_of_numpy_and_is_no_truth_value(tmp_path: Path) -> None:
+    body = "{'a': __import__('numpy').array(0.25), 'ok': True, 'list': [1.0]}"
+    assert external_metric(module(tmp_path / "arrays", body))(*BINARY) == 0.25
+
+
+def test_right_and_wrong_sets_of_one_label_differ(tmp_path: Path) -> None:
+    hits = "{'m': sum(p == r for p, r in zip(predictions, references)) / len(references)}"
+    name = module(tmp_path / "one_label", hits) + "/multilabel"
+    assert external_metric(name).probe("label_sets", 1) == (1.0, 0.0)
+
+
+def test_a_folder_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    module(tmp_path / "in_home", F1)
+    for name in ("~/in_home", "~/in_home?average=macro"):
+        assert external_metric(name)(*BINARY) > 0
+        assert hub_name(name) == "in_home"
+    assert hub_name("~/in_home/multilabel") == "in_home"
+
+
 def test_questions_take_no_metric_of_evaluate() -> None:
     fields = FIELDS | {"type": "questions", "columns": ["question", "context"], "max_length": 64}
     with pytest.raises(UserError, match="outputs that no metric of evaluate takes"):

@@ -261,6 +261,20 @@ def test_what_the_reader_decides_is_recorded(tmp_path: Path) -> None:
     assert record(tmp_path, "train.csv", "text\nx\n".encode("utf-16")).files[0].remarks == ["utf-16"]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        'name,text,label\n"Smith, J","opens,pos\nb,bad film,neg\nc,nice film,pos\nd,ends here",neg\n'
+        + "".join(f"n{number},film {number},{('neg', 'pos')[number % 2]}\n" for number in range(10)),
+        'text,label\n"opens,pos\nbad film,neg\nnice film,pos\nends here",neg\nlast film,neg\n',
+    ],
+    ids=["a separator in an earlier value", "few rows"],
+)
+def test_rows_in_a_value_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "train.csv").write_text(content)
+    assert "the quotation mark in line 2 swallows the rows up to line" in refusal(lambda: columns(tmp_path))
+
+
 @pytest.mark.parametrize("text", ["a list:\ngood film,pos\nbad film", "Hello,\nit broke"])
 def test_texts_with_lines_like_rows_are_read(tmp_path: Path, text: str) -> None:
     """Letters and lists have commas too: one of the lines is no row."""
@@ -277,6 +291,7 @@ def test_texts_with_lines_like_rows_are_read(tmp_path: Path, text: str) -> None:
         ('"text"\t"label"\n"wait"\t"0"\n', ["wait"]),
         ('text\tlabel\n"a\tb"\t0\n', ["a\tb"]),
         ('text\tlabel\n"he said ""wait"""\t0\n', None),
+        ('text\tlabel\n"he said ""wait"""\t0\n   \nc\t0\n', None),
         ('text\tlabel\n"wait"\t0\n', None),
     ],
 )

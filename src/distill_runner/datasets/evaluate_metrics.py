@@ -43,14 +43,14 @@ class ExternalMetric:
         path, _, options = address.partition("?")
         pairs = (pair.partition("=") for pair in options.split("&"))
         self.name, self.options = name, {key: yaml.safe_load(text) for key, _, text in pairs if key}
-        folder, _, configuration = path.rpartition("/")
-        location = (path, None) if not folder or Path(path).exists() else (folder, configuration)
+        location = _location(path)
         try:
             import evaluate
 
             self.module = evaluate.load(*location, module_type="metric", keep_in_memory=True)
         except Exception as error:  # no such file, no network, a package that it lacks, damaged code
-            remedy = f"evaluate.load('{path}') has to work here: from its cache, the hub or a folder with a module."
+            call = f"evaluate.load({', '.join(map(repr, filter(None, location)))})"
+            remedy = f"{call} has to work here: from its cache, the hub or a folder with a module."
             raise UserError("task.metrics", name, f"cannot be loaded: {first_line(error)[:160]}", remedy) from error
 
     def __call__(self, outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -78,7 +78,7 @@ class ExternalMetric:
             UserError: the metric does not fit such predictions.
         """
         right = np.arange(4.0)[:, None] if kind == "scores" else np.tile(8 * np.eye(num_classes) - 4, (2, 1))
-        wrong = np.roll(right, 1, axis=0 if kind == "scores" else 1)
+        wrong = -right if kind == "label_sets" else np.roll(right, 1, axis=0 if kind == "scores" else 1)
         labels = right.argmax(axis=1) if kind == "classes" else (right > 0).astype(np.float32)
         labels = right[:, 0].astype(np.float32) if kind == "scores" else labels
         return self._compute(right, labels), self._compute(wrong, labels)
@@ -95,7 +95,7 @@ class ExternalMetric:
             inputs = {column: _as_column(outputs, labels, features[column])}
             inputs["references"] = labels.astype(int) if labels.ndim == 2 else labels
             result = self.module.compute(**inputs, **self.options)
-            values = {key: float(value) for key, value in result.items() if isinstance(value, int | float | np.number)}
+            values = {key: float(value) for key, value in result.items() if _is_number(value)}
         except Exception as error:  # of code that is not ours
             remedy = f"Options follow a question mark, {PREFIX}f1?average=macro; a configuration a slash: /multilabel"
             raise UserError(
@@ -114,8 +114,25 @@ external_metric = lru_cache(ExternalMetric)
 
 def hub_name(metric: str) -> str:
     """Return the name of a metric in the hub's index of results: that of its module, without options."""
-    path = metric.removeprefix(PREFIX).partition(":")[0].partition("?")[0]
-    return path.split("/")[0] if metric.startswith(PREFIX) else Path(path).stem
+    module, _ = _location(metric.removeprefix(PREFIX).partition(":")[0].partition("?")[0])
+    return module if metric.startswith(PREFIX) else Path(module).stem
+
+
+def _location(path: str) -> tuple[str, str | None]:
+    """Return a metric's module, a name or a folder, and its configuration, None without one."""
+    folder = Path(path).expanduser()
+    if path.startswith((".", "/", "~")) or folder.exists():
+        if not folder.exists() and (folder.parent / f"{folder.parent.name}.py").exists():  # ./my_metric/multilabel
+            return str(folder.parent), folder.name
+        return str(folder), None
+    name, _, last = path.rpartition("/")
+    return (name, last) if name else (last, None)
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float | np.number | np.ndarray) and not isinstance(value, bool) and not np.ndim(value)
+    )
 
 
 def _as_column(outputs: np.ndarray, labels: np.ndarray, feature: Any) -> np.ndarray:
@@ -127,6 +144,8 @@ def _as_column(outputs: np.ndarray, labels: np.ndarray, feature: Any) -> np.ndar
     if labels.ndim == 2:
         return np.asarray(expit(outputs) if is_float else outputs > 0)
     if labels.dtype.kind == "f":
+        if not is_float:  # evaluate would cut them to whole numbers
+            raise TypeError("it takes no scores")
         return outputs[:, 0]
     if not is_float:
         return np.asarray(outputs.argmax(axis=1))

@@ -39,7 +39,7 @@ def sketches(texts: Sequence[Sequence[str]]) -> np.ndarray:
         for first in range(0, len(own), AT_ONCE):
             words = [_WORD.findall(text.casefold()) or [""] for text in own[first : first + AT_ONCE]]
             sizes = np.array([*map(len, words)])
-            unseen = [*dict.fromkeys(chain(*words)).keys() - hashes.keys()]
+            unseen = [*set(chain(*words)) - hashes.keys()]
             hashes.update(zip(unseen, map(crc32, map(_ENCODE, unseen)), strict=True))
             codes = np.fromiter(map(hashes.__getitem__, chain(*words)), np.uint64, int(sizes.sum())) + np.uint64(1)
             number = np.repeat(np.arange(len(sizes), dtype=np.uint64), sizes)

@@ -154,7 +154,7 @@ class ModelSource:
         Raises:
             UserError: the configuration is not available or not valid.
         """
-        assert self.unread_keys is not None  # raises an error for a key that would be read as another value
+        _ = self.unread_keys  # raises an error for a key that would be read as another value
         return deepcopy(self._config)
 
     @cached_property

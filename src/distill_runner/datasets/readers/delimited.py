@@ -4,7 +4,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 from distill_runner.common.errors import quantity
@@ -17,6 +17,8 @@ SAMPLE_ROWS = 100
 """Rows from which the separator is chosen."""
 MAX_LONG_ROWS = 1000
 """Rows of several lines that are searched for lost rows."""
+MAX_VALUES = 1000
+"""Different values up to which a column may be one of few values."""
 MARK_REMEDY = 'Inside a quoted value, a quotation mark is written "".'
 
 
@@ -116,7 +118,7 @@ class DelimitedReader(Reader):
     def _width(self, reader: Any, num_rows: int | None = None) -> int:
         """Return the number of values that all of the first rows have; 0 if they differ or cannot be read."""
         try:
-            widths = {len(row) for row in islice(reader, num_rows) if row}
+            widths = {len(row) for row in islice(reader, num_rows) if len(row) > 1 or any(map(str.strip, row))}
         except csv.Error:
             return 0
         return widths.pop() if len(widths) == 1 else 0
@@ -133,14 +135,15 @@ class DelimitedReader(Reader):
         names = next(self._file.lines(), "").rstrip("\r\n").split("\t")
         if all(len(name) > 1 and name[0] == name[-1] == '"' for name in names):
             return csv.QUOTE_MINIMAL
-        marked = [line.rstrip("\r\n").split("\t") for line in self._file.lines() if '"' in line]
+        marked = (line.rstrip("\r\n").split("\t") for line in self._file.lines() if '"' in line)
         # A value of several lines ends with a mark, and has doubled ones.
         inner = (value.replace('""', "").removesuffix('"') for values in marked for value in values if value[:1] != '"')
-        if not marked or any('"' in value for value in inner):
+        if any('"' in value for value in inner):
             return csv.QUOTE_NONE
         ways = csv.QUOTE_NONE, csv.QUOTE_MINIMAL
         fitting = [quoting for quoting in ways if self._width(self._reader(quoting=quoting))]
-        if len(fitting) == 2 and list(self._reader(quoting=ways[0])) != list(self._reader(quoting=ways[1])):
+        pairs = zip_longest(*(self._reader(quoting=quoting) for quoting in fitting))
+        if len(fitting) == 2 and any(plain != enclosed for plain, enclosed in pairs):
             problem = "has quotation marks that may enclose values, or be a part of them"
             remedy = f"If they enclose them, rename {self._file.file.name} to .csv; if not, save the file as .jsonl."
             raise FileProblem(problem, remedy)
@@ -167,18 +170,21 @@ class DelimitedReader(Reader):
         """
         width, num_rows = len(self._first_row), 0
         counters = [Counter[str]() for _ in range(width)]
-        for row in self._reader() if long_rows else ():
+        for row in islice(filter(None, self._reader()), 1, None) if long_rows else ():  # without the names
             if len(row) == width and not re.search(r"[\r\n]", "".join(row)):
                 num_rows += 1
                 for counter, value in zip(counters, row, strict=True):
-                    counter[value] += 1
+                    if len(counter) <= MAX_VALUES:
+                        counter[value] += 1
         for line, row in long_rows.items():
-            lines = [one.split(self._separator) for one in re.split(r"\r\n?|\n", self._separator.join(row))[:-1]]
+            position = next(i for i, value in enumerate(row) if re.search(r"[\r\n]", value))
+            lines = [one.split(self._separator) for one in re.split(r"\r\n?|\n", row[position])[:-1]]
+            lines[0] = [*row[:position], *lines[0]]
             if any(len(values) != width for values in lines):
                 continue
             own = [Counter(column) for column in zip(*lines, strict=True)]
             sizes = [len(counters[i]) + len(own[i].keys() - counters[i].keys()) for i in range(width)]
-            few = [i for i, size in enumerate(sizes) if 2 * size <= num_rows + len(lines)]
+            few = [i for i, size in enumerate(sizes) if size <= MAX_VALUES and 2 * size <= num_rows + len(lines)]
             if all(any(one[i] and counters[i][one[i]] + own[i][one[i]] > 1 for i in few) for one in lines):
                 problem = f"the quotation mark in line {line + self._skipped} swallows the rows up to line"
                 remedy = 'Inside a value, a mark is written "". If its lines only look like rows, save it as .jsonl.'
