@@ -136,6 +136,11 @@ def test_texts_say_what_the_run_has(overrides: tuple[str, ...], key: str, line: 
         assert any(one.startswith(key + line) for one in lines), found
 
 
+def test_an_assumption_may_have_keys_of_its_author() -> None:
+    declared = {"assumptions": {"student.depth": {"text": "a guess", "note": "mine"}}, "depth": 3}
+    assert assumptions_of_files({"recipe": {"paper": "P"}, "student": declared}) == ["student.depth=3: a guess (P)"]
+
+
 def test_the_budgets_of_pro_kds_recipes_are_those_that_the_text_derives() -> None:
     """The text says "as long as phase I and phase II together"; with other numbers, the comparison would be unfair."""
     for name in ("bert_small", "distilroberta"):

@@ -176,14 +176,15 @@ def test_missing_labels_and_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "gold.csv").write_text("label\nno\nyes\nno\n")
     contents = {
         "labels.csv": "prediction\nno\nyes\nyes\n",
+        "cut.txt": "index\tprediction\n0\tno\n1\n",
         "scores.csv": "prediction,p_no,p_yes\nno,x,0.1\nyes,0.2,0.8\nno,0.5,0.5\n",
     }
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match="has no label for 1 example"):
         compared(tmp_path, "gold.parquet", "labels.csv")
-    for name in [*contents][1:]:
-        with pytest.raises(UserError, match=f"{name}: cannot be read"):
+    for name, problem in (("cut.txt", "has a line with too few columns"), ("scores.csv", "cannot be read")):
+        with pytest.raises(UserError, match=f"{name}: {problem}"):
             compared(tmp_path, "gold.csv", name)
 
 

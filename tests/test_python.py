@@ -26,6 +26,11 @@ def test_a_run_is_composed_from_one_text() -> None:
 
 
 @pytest.mark.slow
+def test_an_interpolation_of_a_missing_key_is_a_mistake_of_the_user() -> None:
+    with pytest.raises(UserError, match="nope: there is no such key or group"):
+        api.run("task=rte", "store.dir=${nope}")
+
+
 def test_a_sweep_returns_the_frame_of_its_runs(tmp_path: Path) -> None:
     few = "stages.pretrain.optim.max_steps=2 teacher.optim.max_steps=2 optim.max_steps=2 student.num_layers=2"
     frame = api.sweep(f"experiment=demo_methods {few}", {"method": "nkd,rkd", "seed": 3}, outputs=tmp_path)

@@ -95,6 +95,12 @@ def test_a_condition_that_cannot_be_read_is_refused(condition: str, problem: str
     assert raised.value.key == "sweep.where"
 
 
+def test_a_long_condition_is_not_repeated_whole() -> None:
+    with pytest.raises(UserError) as raised:
+        holds("1 + " * 1000, POINT)
+    assert len(str(raised.value)) < 500
+
+
 # Halving.
 
 

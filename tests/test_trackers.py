@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from distill_runner.commands.parser import run_subcommand
+from distill_runner.commands.track import track_command
 from distill_runner.common.errors import UserError
 from distill_runner.tracking import trackers
 from distill_runner.tracking.trackers import OPTIONAL, Outcome, Tracker, TrackerConfig, Values, headline, open_tracker
@@ -34,7 +36,8 @@ class Recorder(Tracker):
     calls: list[Any] = []  # noqa: RUF012
 
     def __init__(self, config: TrackerConfig, folder: Path, run_id: str, settings: Values, job_type: str) -> None:
-        self.calls.append((config.name, config.project, config.tags, run_id, dict(settings)))
+        place = config.entity, config.group
+        self.calls.append((config.name, config.project, config.tags, run_id, dict(settings), *place))
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         self.calls.append((dict(values), step, epoch))
@@ -73,6 +76,15 @@ def test_a_finished_run_is_sent_from_its_files(
     assert summary["score"] == 0.75
     assert (finished / "metrics.jsonl").read_text().count("\n") == 2, "nothing is written to the file that is read"
     assert "was sent to wandb, project mine" in capsys.readouterr().out
+
+
+def test_the_printed_command_sends_to_the_same_place(finished: Path, recorder: list[Any]) -> None:
+    config = TrackerConfig(name="wandb", project="our tests", entity="team", group="g 1")
+    program, subcommand, *arguments = shlex.split(track_command(config, finished))
+    assert program == "distill-run"
+    run_subcommand(subcommand, arguments)
+    assert recorder[0][:2] == ("wandb", "our tests")
+    assert recorder[0][5:] == ("team", "g 1")
 
 
 def test_the_summary_has_what_runs_are_compared_by() -> None:

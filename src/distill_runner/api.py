@@ -114,15 +114,21 @@ def run(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool =
         TrainingError: training cannot continue.
         TrainingPaused: after ``runtime.pause_after`` epochs.
     """
+    from omegaconf.errors import OmegaConfBaseException
+
+    from distill_runner.compose.explain import user_facing_error
     from distill_runner.compose.resolvers import run_key
     from distill_runner.running import run_composed
 
     outputs, typed = Path(outputs).absolute(), override_list(overrides)
     config = _single(typed)
-    if config.store.dir == DEFAULT_STORE and not os.environ.get("DISTILL_STORE_DIR"):
-        typed.append(f"store.dir={outputs / 'store'}")
-        config = _single(typed)
-    folder = outputs / "runs" / run_key(_root_=config)
+    try:
+        if config.store.dir == DEFAULT_STORE and not os.environ.get("DISTILL_STORE_DIR"):
+            typed.append(f"store.dir={outputs / 'store'}")
+            config = _single(typed)
+        folder = outputs / "runs" / run_key(_root_=config)
+    except OmegaConfBaseException as error:
+        raise user_facing_error(error, config, typed) from error
     with _printed_log(progress):
         outcome = run_composed(config, typed, folder)
     result = outcome if outcome["status"] == "planned" else read_result(folder)

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ import yaml
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner.commands.track import run_settings, send_result
+from distill_runner.commands.track import run_settings, send_result, track_command
 from distill_runner.common import hub
 from distill_runner.common.errors import TrainingPaused, Unavailable, UserError, command, override
 from distill_runner.common.files import without_secrets
@@ -188,8 +187,7 @@ class _Run:
             return {"status": "planned", **self.description, "stages": stages}
         if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
             if (tracker := self.config.tracker).name != "none":
-                options = f"--tracker {tracker.name} --project {shlex.quote(tracker.project)}"
-                log.info("a finished run is not tracked: distill-run track %s %s sends it", self.folder, options)
+                log.info("a finished run is not sent again: %s sends it", track_command(tracker, self.folder))
             return self._report(is_new=False)
         pipeline.prepare(stage)
         log_account(self._account())

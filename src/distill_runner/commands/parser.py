@@ -387,4 +387,4 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
 def summaries() -> str:
     """Return a line for each subcommand, for ``distill-run --help``."""
     lines = {name: subcommand.help[0].rstrip(".") for name, subcommand in SUBCOMMANDS.items()}
-    return "\n".join(f"  distill-run {name:10} {line[0].lower()}{line[1:]}" for name, line in lines.items())
+    return "\n".join(f"  distill-run {name:10} {line[:1].lower()}{line[1:]}" for name, line in lines.items())

@@ -1,6 +1,7 @@
 """``distill-run track``: send finished runs to a tracker, from the files in their folders."""
 
 import json
+import shlex
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,13 @@ def track(options: Namespace) -> None:
             problem = f"did not take all of {folder}: see the warnings"
             raise UserError("--tracker", config.name, problem, "The same command sends the run again.")
         print(f"{folder} was sent to {config.name}, project {config.project}")
+
+
+def track_command(config: TrackerConfig, folder: Path) -> str:
+    """Return the command that sends the finished run in ``folder`` to a tracker."""
+    values = {"tracker": config.name, "project": config.project, "entity": config.entity, "group": config.group}
+    options = [word for name, value in values.items() if value for word in (f"--{name}", value)]
+    return shlex.join(["distill-run", "track", str(folder), *options])
 
 
 def send(config: TrackerConfig, folder: Path, result: Result, settings: Mapping[str, Any]) -> bool:

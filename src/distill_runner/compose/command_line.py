@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,8 +63,13 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     Hydra takes no overrides after an option.
 
     Raises:
-        UserError: there is no such option, no such configuration folder, or several names for a group.
+        UserError: an argument is no text, there is no such option, no such configuration folder, or several names for
+            a group.
     """
+    for argument in arguments:
+        if re.search("[\ud800-\udfff]", argument):  # bytes that the locale's encoding lacks; no file takes them
+            problem = f"is not text in this locale's encoding, {sys.getfilesystemencoding()}"
+            raise UserError(argument, None, problem, "Set LC_ALL=C.UTF-8, or use ASCII in names of files.")
     parsed, rest = get_args_parser().parse_known_args(arguments)
     for argument in rest:
         if argument.startswith("-"):

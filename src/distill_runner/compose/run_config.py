@@ -123,7 +123,8 @@ def assumptions_of_files(settings: Mapping[str, Any]) -> list[str]:
     paper, lines = settings["recipe"]["paper"], []
     for part in DECLARING:
         for key, declared in (settings.get(part) or {}).get("assumptions", {}).items():
-            arguments = declared if isinstance(declared, Mapping) else {"text": declared}
+            entry = declared if isinstance(declared, Mapping) else {"text": declared}
+            arguments = {name: entry[name] for name in ("text", "source", "value") if name in entry}
             assumption = Assumption(**{"source": paper, **arguments})
             lines += [assumption.line(key, value) for value in values_at(settings, key) if assumption.applies_to(value)]
     return lines

@@ -295,10 +295,9 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
         raise UserError(".calibrate_teacher", True, problem, remedy)
     own, other = stage.tokenizer, teacher.tokenizer
     serves = teacher.tokenizer_spec == stage.tokenizer_spec
-    if isinstance(own, ModelSource) and isinstance(other, ModelSource):  # it gives the same tokens, and their segments
-        serves |= (
-            _same_vocabulary(other, own) and own.tokenizer_traits.input_names <= other.tokenizer_traits.input_names
-        )
+    if predictions is None and not serves and isinstance(own, ModelSource) and isinstance(other, ModelSource):
+        same_inputs = own.tokenizer_traits.input_names <= other.tokenizer_traits.input_names  # its segments too
+        serves = _same_vocabulary(other, own) and same_inputs
     tokenizer = other if predictions is None and serves else own
     stage = replace(stage, teacher=teacher, tokenizer=tokenizer)
     if config.route is None:

@@ -1,4 +1,4 @@
-"""Outputs of a stage's teacher: whether they can be cached, which cache serves a stage, and what training reads."""
+"""Outputs of a stage's teacher: whether they can be cached, the spec of their cache, and what training reads."""
 
 import logging
 import shutil

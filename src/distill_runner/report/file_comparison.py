@@ -156,6 +156,8 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
     if file.suffix == ".txt":  # as run_glue writes
         table = csv.DictReader(content.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
         records, names = [*table], list(table.fieldnames or ())
+        if any(None in record.values() for record in records):
+            raise UserError(key, file, "has a line with too few columns", "Write the file again.")
     else:
         try:
             with open_split(CorpusPart(dataset=str(file), columns=["text"]), "train") as split:

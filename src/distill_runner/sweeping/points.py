@@ -41,6 +41,8 @@ _WORDS = {"and", "or", "not", "in", "is", "if", "else", "True", "False", "None"}
 _ABSENT = object()
 TOO_DEEP = (RecursionError, MemoryError)
 """Errors of Python's parser for a condition that is nested too deeply."""
+MAX_PRINTED = 200
+"""Characters of a condition that a message repeats."""
 
 
 class SweepConfig(Schema):
@@ -116,7 +118,8 @@ def holds(condition: str, config: DictConfig) -> bool:
     except (InvalidExpression, SyntaxError, TypeError, LookupError, ValueError, ArithmeticError, *TOO_DEEP) as error:
         problem = f"is not a condition: {first_line(error)}"
         remedy = "For example: " + override("sweep.where", ["loss.eta + loss.lambda <= 1"])
-        raise UserError("sweep.where", condition, problem, remedy) from error
+        text = condition if len(condition) <= MAX_PRINTED else f"{condition[:MAX_PRINTED]}..."
+        raise UserError("sweep.where", text, problem, remedy) from error
 
 
 @dataclass(frozen=True, eq=False)
