@@ -166,16 +166,15 @@ class DelimitedReader(Reader):
         in a column of few values, such as that of the labels.
 
         Raises:
-            FileProblem: all lines of a value but its last look like rows.
+            FileProblem: all lines of a value but its last look like rows, one of them with a value of another row.
         """
         width, num_rows = len(self._first_row), 0
         counters = [Counter[str]() for _ in range(width)]
         for row in islice(filter(None, self._reader()), 1, None) if long_rows else ():  # without the names
-            if len(row) == width and not re.search(r"[\r\n]", "".join(row)):
-                num_rows += 1
-                for counter, value in zip(counters, row, strict=True):
-                    if len(counter) <= MAX_VALUES:
-                        counter[value] += 1
+            num_rows += 1
+            for counter, value in zip(counters, row, strict=False):
+                if len(counter) <= MAX_VALUES and not re.search(r"[\r\n]", value):
+                    counter[value] += 1
         for line, row in long_rows.items():
             position = next(i for i, value in enumerate(row) if re.search(r"[\r\n]", value))
             lines = [one.split(self._separator) for one in re.split(r"\r\n?|\n", row[position])[:-1]]
@@ -185,7 +184,8 @@ class DelimitedReader(Reader):
             own = [Counter(column) for column in zip(*lines, strict=True)]
             sizes = [len(counters[i]) + len(own[i].keys() - counters[i].keys()) for i in range(width)]
             few = [i for i, size in enumerate(sizes) if size <= MAX_VALUES and 2 * size <= num_rows + len(lines)]
-            if all(any(one[i] and counters[i][one[i]] + own[i][one[i]] > 1 for i in few) for one in lines):
+            repeated = all(any(one[i] and counters[i][one[i]] + own[i][one[i]] > 1 for i in few) for one in lines)
+            if repeated and any(counters[i].keys() & own[i].keys() - {""} for i in few):
                 problem = f"the quotation mark in line {line + self._skipped} swallows the rows up to line"
                 remedy = 'Inside a value, a mark is written "". If its lines only look like rows, save it as .jsonl.'
                 raise FileProblem(f"{problem} {line + self._skipped + len(lines)}", remedy)
