@@ -1,6 +1,6 @@
 """Simulate how often ``distill-run compare --predictions`` is wrong, on files that it reads.
 
-python -m benchmarks.file_error_rates        prints the table of docs/compare.md (two minutes of one core)
+python -m benchmarks.file_error_rates        prints the errors of docs/compare.md (two minutes of one core)
 
 Samples of examples are drawn 1,000 times, not 10,000. The population is that of ``benchmarks.error_rates``.
 Where each method has one file, the seeds do not scatter, so that these models differ by the true difference.

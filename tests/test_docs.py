@@ -205,6 +205,11 @@ def test_prose_has_one_sentence_a_line_and_no_banned_words(monkeypatch: pytest.M
     assert {page: words for page, words in banned.items() if words} == {}
 
 
+def test_the_documentation_is_no_longer_than_a_reader_needs() -> None:
+    """Words as ``wc -w`` counts them, bars of tables included, without README and the generated reference."""
+    assert sum(len(page.read_text().split()) for page in PAGES if page.name != "README.md") <= 52_000
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "README.md"], ids=lambda page: page.stem)
 def test_a_page_begins_with_a_command(page: Path) -> None:
     """Below its title, before the first sentence; the page of options and that of Python begin with their own code."""

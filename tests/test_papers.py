@@ -41,9 +41,7 @@ def page(paper: str) -> str:
         "",
         about,
         "",
-        "Hours are computed (`python -m benchmarks.paper_hours`), one run at a time, without starting and loading: "
-        "on an H200 by rates measured on two tasks, on a V100 extrapolated.",
-        "`plan=true` has the time on your machine.",
+        "Hours are [computed](../performance.md#hours-of-the-papers).",
         "",
         "| | shows | reproduced by | training runs, hours | what differs; measured at small scale |",
         "| --- | --- | --- | --- | --- |",

@@ -1,6 +1,6 @@
 """Data of public bug reports of other programs: read as they are written, or refused by name.
 
-docs/account.md lists the reports with what happens here.
+docs/account.md has some of the reports.
 """
 
 import csv

@@ -417,7 +417,7 @@ SHORTER = {
 
 
 def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
-    """Return the page of all trials in Markdown: introduction, words of the conclusions, table and commands."""
+    """Return the page of all trials in Markdown: introduction, words of the conclusions, and tables."""
     words = markdown_table(("conclusion", "meaning"), list(WORDS.items()), text_columns=2)
     parts = [claims.introduction.strip(), words]
     for paper in dict.fromkeys(outcome.claim.paper for outcome in all_outcomes):
@@ -435,10 +435,6 @@ def claims_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
     ]
     if remarks:
         parts.append("\n".join(["Not computed from the runs at hand:\n", *remarks]))
-    commands = dict.fromkeys(command for outcome in all_outcomes for command in outcome.trial.commands)
-    if commands:
-        lines = [f"distill-run {command}" for command in commands]
-        parts.append("\n".join(["## Commands\n", "```sh", *lines, "```"]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -452,7 +448,7 @@ def summary_page(claims: ClaimsFile, all_outcomes: Sequence[Outcome]) -> str:
     for claim in claims.claims:
         rows.setdefault(claim.paper, []).append(_summary([next(in_order) for _ in claim.trials]))
     for paper, of_paper in rows.items():
-        header = ("claim", "points", "weakest conclusion")
+        header = ("claim", "points", "weakest conclusion (settings)")
         heading = f"### [{paper}](claims.md#{paper.lower().replace(' ', '-')})"
         parts += [heading, markdown_table(header, of_paper, text_columns=len(header))]
     return "\n\n".join([*parts, claims.closing.strip()]) + "\n"
@@ -468,7 +464,7 @@ def _summary(trials: Sequence[Outcome]) -> list[str]:
     ]
     weakest = min(tested, key=FROM_WEAKEST.index, default=NOT_TESTED)
     if len(tested) > 1:
-        weakest += f" ({tested.count(weakest)} of {len(tested)} settings)"
+        weakest += f" ({tested.count(weakest)} of {len(tested)})"
     if FROM_WEAKEST[-1] in tested and not weakest.startswith(FROM_WEAKEST[-1]):
         weakest += f", holds in {tested.count(FROM_WEAKEST[-1])}"
     ends = [f"{round(value, 1) + 0.0:+.1f}" for value in points[:1] + points[-1:]]
