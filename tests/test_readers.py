@@ -275,7 +275,9 @@ def test_rows_in_a_value_are_refused(tmp_path: Path, content: str) -> None:
     assert "the quotation mark in line 2 swallows the rows up to line" in refusal(lambda: columns(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["a list:\ngood film,pos\nbad film", "Hello,\nit broke", "Title: cheap, NO\nText: buy, NO\n"])
+@pytest.mark.parametrize(
+    "text", ["a list:\ngood film,pos\nbad film", "Hello,\nit broke", "Title: cheap, NO\nText: buy, NO\n"]
+)
 def test_texts_with_lines_like_rows_are_read(tmp_path: Path, text: str) -> None:
     """Letters and lists have commas too: one of the lines is no row, or none has a label."""
     content = "text,label\nHello,pos\n" + "".join(LINES) + f'"{text}",neg\n' * 2

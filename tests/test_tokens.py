@@ -1,6 +1,7 @@
 """Labels of words as a task: methods train on them, cached is live, resumed is undisturbed; and the student in use."""
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import AutoModelForTokenClassification
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
+from distill_runner.datasets.pretraining import train_wordpiece
 from distill_runner.methods.base import Progress
 from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.methods.layer_mapping import LayerMapping
@@ -97,6 +99,25 @@ def test_cached_is_live(tokens: Callable[..., RunConfig]) -> None:
     """Bit for bit: logits of the first pieces, in windows, and [CLS] states."""
     cached, live = (built_student(tokens("method=pkd", f"runtime.targets={how}")) for how in ("cached", "live"))
     assert same(cached, live)
+
+
+def test_a_student_with_a_tokenizer_of_its_own_learns_from_words(
+    tokens: Callable[..., RunConfig], folder: Path, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    """Cached and live are the same; texts have other words in each tokenizer, and so do all pieces of a word."""
+    other = Path(shutil.copytree(tiny_bert_folder, tmp_path / "other"))
+    train_wordpiece(["quite other words"], 160, other)
+    own = f"student.init.source={other}"
+    cached, live = (
+        built_student(tokens("method=rkd", own, "stages.student.share=0.5", f"runtime.targets={how}"))
+        for how in ("cached", "live")
+    )
+    assert same(cached, live)
+    parts = f"transfer.parts.inputs.dataset={folder / 'texts'}", "transfer.parts.inputs.columns=[text]"
+    texts = ("method=kd", "transfer=custom", *parts, "student=fresh", f"student.tokenizer={other}")
+    for refused in (("method=pkd",), ("method=rkd", "task.pieces=all"), texts):
+        with pytest.raises(UserError, match="its tokenizer is not that of the teacher"):
+            resolve(tokens(own, *refused).stages, "student", "fp32")
 
 
 def test_targets_of_a_long_sentence_are_those_of_its_windows(tokens: Callable[..., RunConfig]) -> None:

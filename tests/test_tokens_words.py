@@ -25,6 +25,8 @@ from distill_runner.tasks.tokens.sentences import Sentence, Sentences, Span
 from distill_runner.tasks.tokens.tags import TagSet
 from distill_runner.tasks.tokens.words import Words, write_words
 from distill_runner.training.data import weighted_batches
+from distill_runner.training.devices import Device
+from distill_runner.training.teachers import CachedTargets, LiveTargets
 from helpers.families import PACKED_FAMILIES, config_of
 
 TAGSET = TagSet.from_names(["O", "B-x", "I-x", "B-y", "I-y"])
@@ -297,3 +299,32 @@ def test_wnut_17_is_aligned_as_run_ner_does(data_dir: Path, minilm_folder: Path,
         own[batch.head_tokens] = batch.labels
         assert batch.input_ids.tolist() == encoded["input_ids"][number]
         assert own.tolist() == labels
+
+
+def test_a_teacher_with_a_tokenizer_of_its_own_gives_each_word_its_outputs(
+    wordpiece: Any, byte_level_plain: Any, tmp_path: Path
+) -> None:
+    """Its words are cut into other pieces and windows."""
+    rng = np.random.default_rng(0)
+    rows = ([*rng.choice(["unbelievable", "cat", "Oslo", *ODD], size)] for size in rng.integers(1, 30, 9))
+    sentences = of_words(*rows)
+    own = written(tmp_path / "student", sentences, wordpiece, max_length=16, overlap=4)
+    others = written(tmp_path / "teacher", sentences, byte_level_plain, max_length=200)
+    assert len(own) != len(others)
+    sizes = {"vocab_size": len(byte_level_plain), "max_position_embeddings": 256}
+    config = config_of("bert", num_labels=len(TAGSET.names), **sizes)
+    model = AutoModelForTokenClassification.from_config(config).eval()
+    needs, device = FeatureRequest(logits=True), Device(torch.device("cpu"), "fp32")
+    live = LiveTargets(model, others, needs, device)
+    (tmp_path / "cache").mkdir()
+    CachedTargets.write(tmp_path / "cache", live)
+    cached = CachedTargets(tmp_path / "cache", device, needs)
+    for index in ([0, 3, 1], [len(own) - 1], range(len(own))):
+        batch = own.batch(index)
+        assert torch.equal(live(batch).logits_OC, cached(batch).logits_OC)
+        for word, logits in zip(batch.output_index, live(batch).logits_OC, strict=True):
+            window = int(np.searchsorted(others.head_offsets, word, side="right")) - 1
+            ids = torch.from_numpy(others.ids[others.offsets[window] : others.offsets[window + 1]].astype(np.int64))
+            with torch.inference_mode():
+                reference = model(input_ids=ids[None]).logits[0][others.heads[word]]
+            torch.testing.assert_close(logits, reference, atol=2e-5, rtol=2e-5)

@@ -85,7 +85,7 @@ def compare(compose: Compose, tmp_path: Path, caplog: Any) -> Callable[..., str]
         difference = max(abs(eager - graph) / abs(eager) for eager, graph in pairs)
         most, total = max(others, default=0), len(launches["true"])
         print(f"| {name} | {precision} | {len(others)} of {total} | {most} | {difference:.0e} | {reason} |")
-        # Texts of weight 0 change the order of sums: up to 3e-5 after ten updates; a graph of another phase differs by 2e-2.
+        # Texts of weight 0 change the order of sums: 3e-5 after ten updates. A graph of another phase differs by 2e-2.
         assert difference < {"fp32": 1e-4, "bf16": 2e-2, "fp16": 1e-2}[precision]
         assert len(losses["true"]) > 1
         assert others or reason

@@ -317,9 +317,12 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
 def _require_readable(stage: Stage, teacher: Stage) -> None:
     """Raise a UserError if the teacher cannot read the stage's data, or gives less than the method reads."""
     config = stage.config
-    compares_tokens = config.task is None or config.task.has_token_outputs or stage.teacher_needs.of_tokens
+    task, reads_more = config.task, stage.teacher_needs != FeatureRequest(logits=True)
     for model in teacher.members if teacher.config.prediction_source else [teacher]:
-        if compares_tokens or CORPUS in (model.tokenizer, stage.tokenizer):
+        if model.tokenizer_spec != stage.tokenizer_spec and (
+            (task is None or stage.teacher_needs.of_tokens or CORPUS in (model.tokenizer, stage.tokenizer))
+            or (task.has_token_outputs and (reads_more or task.compares_tokens(config.transfer)))
+        ):
             _require_same_vocabulary(model, stage)
     if stage.is_masked:
         problem = "the student also learns from masked text, so the teacher would read different tokens"

@@ -82,11 +82,14 @@ def cached_share(stage: Stage) -> float:
     """Return the share of the training split whose outputs the stage's cache holds: what the stage trains on.
 
     All of it where a held-out set or fixed views of images decide which outputs a share reads, and where the outputs
-    are columns of the data.
+    are columns of the data, or those of words in the windows of another tokenizer.
     """
     task, teacher = stage.config.task, stage.teacher
-    of_all = stage.views is not None or (task is not None and task.select_on == HELD_OUT)
-    return 1.0 if of_all or (teacher is not None and teacher.has_columns) else stage.share
+    assert task is not None
+    assert teacher is not None
+    of_all = stage.views is not None or task.select_on == HELD_OUT or teacher.has_columns
+    of_words = task.has_token_outputs and any(one.tokenizer != stage.tokenizer for one in teacher.members or [teacher])
+    return 1.0 if of_all or of_words else stage.share
 
 
 def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:

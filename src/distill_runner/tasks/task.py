@@ -85,8 +85,7 @@ class Task(Splits):
         inferred_fields: other options that ``resolved`` or ``with_model`` fills in if they are null; ``data_summary``
             records them.
         unread_files: why a student cannot predict for a file of examples; empty if it can.
-        has_token_outputs: whether the outputs depend on how a text is tokenized, so that teacher and student need the
-            same tokens.
+        has_token_outputs: whether the head reads tokens, so that an example has several outputs.
         pipeline_tag: name of the ``transformers`` pipeline, and of the hub's task, that runs a model of this type.
         exportable: whether ``distill-run export`` can run an exported model: on padded tokens, with outputs of
             ``deploy.onnx``.
@@ -154,6 +153,10 @@ class Task(Splits):
     def has_train_labels(self) -> bool:
         """Whether the training split has gold labels."""
         return True
+
+    def compares_tokens(self, transfer: "TransferSet | None") -> bool:
+        """Return whether the outputs for training examples are those of tokens of one tokenizer, not of the data."""
+        return self.has_token_outputs
 
     @property
     def reads_labels_for_transfer(self) -> bool:

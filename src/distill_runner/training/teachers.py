@@ -81,10 +81,10 @@ class LiveTargets(TeacherTargets):
         run = self.split.teacher_batch(batch, ROWS, self.device.length_multiple)
         run = fill(run) if batch.weights_of_tokens is not None else run
         row_of_example = {example: row for row, example in reversed([*enumerate(run.index.tolist())])}
-        rows = torch.tensor([row_of_example[example] for example in batch.index.tolist()])
-        token_wise = run.head_tokens is not None
-        tokens = _tokens(run, rows, batch) if needs.of_tokens or token_wise else slice(None)
-        return run, rows, tokens, _outputs(run, tokens, batch) if token_wise else rows, needs
+        # Only the outputs of words have a teacher with other examples, and then nothing else is read.
+        rows = torch.tensor([row_of_example.get(example, 0) for example in batch.index.tolist()])
+        tokens = _tokens(run, rows, batch) if needs.of_tokens else slice(None)
+        return run, rows, tokens, rows if run.head_tokens is None else _outputs(run, batch), needs
 
     def features(self, inputs: Any) -> Features:
         run, rows, tokens, outputs, needs = inputs
@@ -99,17 +99,10 @@ def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
     return first + batch.positions
 
 
-def _outputs(run: Batch, tokens: Tensor | slice, batch: Batch) -> Tensor:
-    """Return the indices of the outputs of ``run`` that belong to the outputs of ``batch``, of a head on tokens.
-
-    Args:
-        tokens: indices in ``run`` of the tokens of ``batch``.
-    """
-    assert run.head_tokens is not None
-    assert batch.head_tokens is not None
-    output_of_token = torch.zeros_like(run.positions)
-    output_of_token[run.head_tokens] = torch.arange(len(run.head_tokens), device=run.positions.device)
-    return output_of_token[tokens][batch.head_tokens]
+def _outputs(run: Batch, batch: Batch) -> Tensor:
+    """Return the indices of the outputs of ``run`` that belong to the outputs of ``batch``, of a head on tokens."""
+    order = np.argsort(run.output_index, kind="stable")
+    return torch.from_numpy(order[np.searchsorted(run.output_index, batch.output_index, sorter=order)])
 
 
 class MeanTargets(TeacherTargets):

@@ -13,7 +13,7 @@ from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.common.schema import Assumption
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.near_copies import sketches
-from distill_runner.datasets.readers.table import TableRecord
+from distill_runner.datasets.readers.table import LIST, TableRecord
 from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, read_columns, read_table
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import balanced_weights, check_names, names_as_text
@@ -201,6 +201,14 @@ class TokensTask(Task):
             raise UserError("transfer", transfer.name, "has two columns, but sentences are single texts", "Name one.")
         name = self.columns[0]
         return read_sentences(SplitTable({name: columns[0]}, None), name, "", transfer.name, labeled=False)
+
+    def compares_tokens(self, transfer: "TransferSet | None") -> bool:
+        """Return False if the data have words, of which each has one output, that of its first piece."""
+        if self.pieces == "all":
+            return True
+        if transfer is not None:
+            return isinstance(transfer.inputs()[0][0], str)
+        return inspect_columns(self, self.train)[self.columns[0]] != LIST
 
     def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         from distill_runner.tasks.tokens.words import write_words

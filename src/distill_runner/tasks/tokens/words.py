@@ -80,6 +80,11 @@ class Words(TokenSplit):
         rows = torch.from_numpy(output_rows)
         return replace(batch, head_tokens=torch.from_numpy(head_tokens), labels=tags, output_rows=rows)
 
+    def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
+        """Return the windows with the words of ``batch``, which may be of another tokenizer."""
+        windows = np.unique(np.searchsorted(self.head_offsets, batch.output_index, side="right") - 1)
+        return self.batch(np.resize(windows, -(-len(windows) // multiple) * multiple), length_multiple)
+
 
 def write_words(
     folder: Path,
