@@ -20,7 +20,7 @@ from distill_runner.models.sources import resolve_source
 from distill_runner.models.weights import read_report
 from distill_runner.pipeline.account import account_of_run
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 
 DATA = (
@@ -44,7 +44,7 @@ def data_rows(store: Path) -> Iterator[tuple[str, str]]:
     for overrides in DATA:
         try:
             run = compose(*overrides.split(), "teacher=minilm_l6", "student.num_layers=3", "method=nkd")
-            stage = resolve(run.stages, "student", "fp32")
+            stage = resolve_stage(run.stages, "student", "fp32")
             lines = account_of_run(stage, Pipeline(Store(store), run.runtime).inputs)
             texts = [f"{line}" for line in lines if line.topic != "weights"]
             yield overrides, "<br>".join([*texts, *(f"warning: {text}" for line in lines for text in line.warnings)])

@@ -92,7 +92,7 @@ def internal_fast(options: argparse.Namespace) -> Update:
     method.bind(EncoderShape.from_config(student.config), EncoderShape.from_config(teacher.config), Classes())
 
     def update() -> Tensor:
-        student_needs, teacher_needs = method.needs
+        student_needs, teacher_needs = method.student_needs, method.teacher_needs
         with torch.no_grad():
             teacher_features = extract(teacher, batch, teacher_needs)
         losses = method(extract(student, batch, student_needs), teacher_features, batch, Progress(0, 0, 1, 1))

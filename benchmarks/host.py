@@ -16,7 +16,7 @@ import numpy as np
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.features import FeatureRequest
 from distill_runner.training.config import Optim
-from distill_runner.training.data import TextData, epoch_updates, weighted_batches
+from distill_runner.training.data import TextData, batches_with_shares, epoch_updates
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import CachedTargets
 
@@ -54,7 +54,7 @@ def main() -> None:
             started, num_examples = time.perf_counter(), 0
             for update in islice(updates, count):
                 num_examples += update.num_examples
-                for batch in weighted_batches(update):
+                for batch in batches_with_shares(update):
                     targets(batch)
         print(f"{num_examples / (time.perf_counter() - started):,.0f} examples per second")
 

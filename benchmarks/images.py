@@ -149,12 +149,12 @@ def distill_run(split: Any, depth: int, optim: Optim, device: Device, cache: Pat
             device=device,
             runtime=Runtime(log_every=1),
             folder=Path(folder),
-            report=lambda values, step, epoch: losses.append(values["loss"]) if "loss" in values else None,
+            log_metrics=lambda values, step, epoch: losses.append(values["loss"]) if "loss" in values else None,
         )
 
         def updates() -> Iterator[float]:
             for update in training.rest_of_epoch():
-                training.step(update)
+                training.take_update(update)
                 yield losses[-1]
 
         with computation_mode():

@@ -22,7 +22,7 @@ from distill_runner.datasets.splits import TokenSplit
 from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.models.build import build, load_model
 from distill_runner.models.sources import resolve_source
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.tasks.questions import QuestionsTask
 from distill_runner.tasks.task import Task
@@ -153,7 +153,7 @@ def prepare(
         config: Any = hydra.compose("config", arguments)
     positions = {"max_position_embeddings": max(512, config.task.max_length)}
     write_teacher(folder / "teacher", width, config.task.get("labels"), tokenizer, **positions)
-    stage = resolve(typed_run(config).stages, "student", "fp32")
+    stage = resolve_stage(typed_run(config).stages, "student", "fp32")
     assert stage.config.task is not None
     (folder / "tokens").mkdir(exist_ok=True)
     examples = stage.config.task.examples(stage.train_split)

@@ -54,7 +54,7 @@ class Calls:
             self.names[name] += 1
         if not code.co_filename.startswith(self.package) or "<" in code.co_name:
             return
-        if name == "Training.step" and self.before_update is None:
+        if name == "Training.take_update" and self.before_update is None:
             self.before_update = self.copy()
         file = code.co_filename.removeprefix(self.package)
         self.functions.add((file, name))

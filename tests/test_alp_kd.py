@@ -209,7 +209,7 @@ def test_rkd_with_eta_zero_is_nkd() -> None:
     theirs, ours = (one(student, teacher, labelled, PROGRESS) for one in (nkd, rkd))
     assert list(ours) == list(theirs) == ["ce"]
     assert torch.equal(ours["ce"], theirs["ce"])
-    assert rkd.needs[1] == FeatureRequest()
+    assert rkd.teacher_needs == FeatureRequest()
 
 
 def test_pkds_own_soft_labels_are_a_mean_over_classes_too() -> None:

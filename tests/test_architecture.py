@@ -14,7 +14,7 @@ import torch
 import distill_runner
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.training import data
 
@@ -55,8 +55,8 @@ def test_one_batch_goes_through_the_files_that_the_page_names(
     compose: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = compose("method=alp", "loss.temperature=5", "loss.eta=0.5", "loss.lambda=0.2", "optim.max_steps=3")
-    pipeline, student = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
-    pipeline.build(resolve(run.stages, "teacher", "fp32"))
+    pipeline, student = Pipeline(Store(run.store.dir), run.runtime), resolve_stage(run.stages, "student", "fp32")
+    pipeline.build(resolve_stage(run.stages, "teacher", "fp32"))
     with files_of_updates(monkeypatch) as updates:
         pipeline.build(student)
     assert len(updates) == 3

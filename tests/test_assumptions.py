@@ -11,7 +11,7 @@ from distill_runner.api import composed
 from distill_runner.common.schema import ANY_VALUE
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.run_config import DECLARING, RunConfig, assumptions_of_files, resolved_settings
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.report.result import stage_assumptions
 from docs._ext.assumptions_page import page, parts, schema_assumptions
 from helpers.small_runs import few_fast
@@ -29,7 +29,7 @@ MINILMV2 = ("method=minilmv2", "relations.heads=8", "student.width=32", "student
 
 def of(compose: Compose, *overrides: str) -> list[str]:
     run = compose(*overrides)
-    return stage_assumptions(resolve(run.stages, "student", "fp32"))
+    return stage_assumptions(resolve_stage(run.stages, "student", "fp32"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import plan
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from helpers.small_runs import few_fast
 
@@ -23,7 +23,7 @@ def test_a_share_has_a_cache_of_its_own(selecting: str, compose: Callable[..., R
         store = Store(tmp_path / targets)
         where = [f"store.dir={store.folder}", f"runtime.targets={targets}", f"stages.student.share={share}"]
         run = compose("method=pkd", f"select_on={selecting}", *where, "teacher.optim.epochs=1", "optim.epochs=1")
-        stage = resolve(run.stages, "student", "fp32")
+        stage = resolve_stage(run.stages, "student", "fp32")
         hits = [line.hit for line in plan(stage, store) if line.name == "targets"]
         return hits, load_file(Pipeline(store, run.runtime).build(stage) / "model" / "model.safetensors")
 

@@ -23,7 +23,7 @@ from distill_runner.models.features import FeatureRequest
 from distill_runner.models.sources import read_shape
 from distill_runner.pipeline.account import account_of_run, label_lines
 from distill_runner.pipeline.build import Pipeline, teacher_targets, teacher_temperature
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.tasks import make_task
 from distill_runner.tasks.decoding import class_loss
@@ -171,7 +171,7 @@ def test_matches_of_labels_are_in_the_account(
     options = ["method=rkd", f"teacher.source={folder}", "teacher.fine_tuned=true"]
     options += ["teacher.labels=['yes','no']"] if labels else []
     run = compose(*options)
-    stage = resolve(run.stages, run.stage, run.runtime.precision)
+    stage = resolve_stage(run.stages, run.stage, run.runtime.precision)
     inputs = Pipeline(Store(run.store.dir), run.runtime).inputs
     (line,) = label_lines(stage, inputs)
     assert f"{folder}: {text}" in str(line)
@@ -179,7 +179,7 @@ def test_matches_of_labels_are_in_the_account(
     other = classifier(tmp_path / "other", "bert", tiny_bert_folder, ("a", "b"), **BERT)
     run = compose("method=rkd", f"teacher.source={other}", "teacher.fine_tuned=true")
     with pytest.raises(UserError, match="not named like the classes"):
-        list(label_lines(resolve(run.stages, run.stage, run.runtime.precision), inputs))
+        list(label_lines(resolve_stage(run.stages, run.stage, run.runtime.precision), inputs))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_cached_and_live_targets_are_equal(
     compose: Compose, teachers: dict[str, Path], tiny_bert_folder: Path, family: str
 ) -> None:
     run = compose(*overrides(teachers[family], tiny_bert_folder), "loss.eta=1")
-    stage = resolve(run.stages, "student", "fp32")
+    stage = resolve_stage(run.stages, "student", "fp32")
     outputs = {}
     for mode in ("cached", "live"):
         runtime = run.runtime.model_copy(update={"targets": mode})
@@ -244,7 +244,7 @@ def test_what_such_a_model_cannot_do_is_refused(
 ) -> None:
     run = compose(*overrides(teachers["qwen3"], tiny_bert_folder), *values)
     with pytest.raises(UserError, match=message) as error:
-        resolve(run.stages, "student", "fp32")
+        resolve_stage(run.stages, "student", "fp32")
     assert str(error.value).count("\n") <= 1
 
 
@@ -254,7 +254,7 @@ def test_a_calibrated_teacher_has_the_temperature_that_fits(
     """A minimum; the outputs that a student reads are the cached ones divided by it."""
     run = compose(*overrides(teachers["qwen3"], tiny_bert_folder), "teacher.calibrate=true")
     stage, plain = (
-        resolve(compose_run.stages, "student", "fp32")
+        resolve_stage(compose_run.stages, "student", "fp32")
         for compose_run in (run, compose(*overrides(teachers["qwen3"], tiny_bert_folder)))
     )
     assert stage.config.task is not None

@@ -22,7 +22,7 @@ from distill_runner.models import build as models
 from distill_runner.models import sources
 from distill_runner.pipeline import resolving
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from helpers.small_runs import as_slow, few_fast, made_small
 
@@ -123,13 +123,16 @@ def test_two_steps_of_training(overrides: tuple[str, ...], compose: Compose, sha
     several = {f"mapping={mapping}" for mapping in ("no", "po", "all")}
     if "method=pkd" in overrides and several & set(overrides):
         with pytest.raises(UserError, match="with one teacher layer, not with"):
-            resolve(run.stages, "student", "fp32")
+            resolve_stage(run.stages, "student", "fp32")
         return
 
     def report(name: str) -> Callable[[Mapping[str, Any], int, float], None]:
         return lambda values, step, epoch: points.append(values) if name == "student" else None
 
-    pipeline, student = Pipeline(Store(run.store.dir), run.runtime, report), resolve(run.stages, "student", "fp32")
+    pipeline, student = (
+        Pipeline(Store(run.store.dir), run.runtime, report),
+        resolve_stage(run.stages, "student", "fp32"),
+    )
     assert pipeline.store.delete(pipeline.store.path(student.spec)) is None, "of a combination that means the same"
     pipeline.build(student)
     losses = [point for point in points if "loss" in point]

@@ -177,7 +177,7 @@ class Case:
             runtime=Runtime(log_every=1),
             group=group,
             folder=self.folder,
-            report=report,
+            log_metrics=report,
             select_best=True,
         )
 
@@ -364,7 +364,7 @@ from pathlib import Path
 
 if os.environ.get("RANK") == "1" and "KILLED" in os.environ and not (flag := Path(os.environ["KILLED"])).exists():
     import distill_runner.training.train as train
-    step = train.Training.step
+    step = train.Training.take_update
 
     def killed(self, *args):
         step(self, *args)
@@ -372,6 +372,6 @@ if os.environ.get("RANK") == "1" and "KILLED" in os.environ and not (flag := Pat
             flag.touch()
             os.kill(os.getpid(), 9)
 
-    train.Training.step = killed
+    train.Training.take_update = killed
 """
 """Loaded by every Python process: the process of rank 1 kills itself after three updates of the student, once."""

@@ -31,7 +31,7 @@ from distill_runner.methods.predictions import (
 from distill_runner.models.features import EncoderShape, Features
 from distill_runner.pipeline.account import example_lines
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.tasks import make_task
@@ -286,7 +286,7 @@ def test_methods_and_transfer_sets_without_weights(
 
     def resolved(*overrides: str) -> Stage:
         run = compose(*data, "task.example_weight=w", *overrides)
-        return resolve(run.stages, run.stage, run.runtime.precision)
+        return resolve_stage(run.stages, run.stage, run.runtime.precision)
 
     monkeypatch.setattr(CorrelatedSoftLabels, "weighs_examples", False)  # as a term of one's own may be
     with pytest.raises(UserError, match="no term of the method reads weights: kd"):
@@ -296,7 +296,7 @@ def test_methods_and_transfer_sets_without_weights(
             "method=kd",
             f"stages.student.transfer={{name: x, parts: {{a: {{dataset: {tmp_path / 'data'}, columns: [text]}}}}}}",
         )
-    assert resolved("method=rkd").key != resolve(compose(*data, "method=rkd").stages, "student", "fp32").key
+    assert resolved("method=rkd").key != resolve_stage(compose(*data, "method=rkd").stages, "student", "fp32").key
 
 
 def test_the_account_tells_the_effective_number(compose: Compose, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_the_account_tells_the_effective_number(compose: Compose, tmp_path: Path
     written(tmp_path / "data", ["1,0.9", "1,0.2", "2,0.8", "0,0.5", "9,"], "text,label,w,p")
     options = ("task.columns=[text]", "task.test=null", "teacher=labels", "task.probabilities=[p]", "method=rkd")
     run = compose(f"task.dataset={tmp_path / 'data'}", "task.example_weight=w", *options)
-    stage = resolve(run.stages, run.stage, run.runtime.precision)
+    stage = resolve_stage(run.stages, run.stage, run.runtime.precision)
     (line,) = example_lines(stage, Pipeline(Store(run.store.dir), run.runtime).inputs)
     assert "weights of w, 0 to 2, as 3 of 4 examples with equal weights ((sum w)^2 / sum w^2)" in line.text
     assert line.details["effective"] == pytest.approx(16 / 6)

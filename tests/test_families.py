@@ -20,7 +20,7 @@ from distill_runner.compose.folders import choices
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.models.families import PACKED
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from helpers.families import FAMILIES, config_of
 
@@ -75,7 +75,7 @@ def outcome(compose: Callable[..., RunConfig], method: str, teacher: Path, store
     values = [*STEPS, *VALUES.get(method, [])]
     run = compose(f"method={method}", *values, f"teacher.source={teacher}", f"store.dir={store}")
     try:
-        stage = resolve(run.stages, "student", "fp32")
+        stage = resolve_stage(run.stages, "student", "fp32")
     except UserError as error:
         return error.problem
     points = list[Mapping[str, Any]]()

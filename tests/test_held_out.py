@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.splits import HeldOutSplit, held_out_rows
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.training.data import TaskData, predict
 
@@ -48,13 +48,13 @@ def test_scores_give_as_many_of_each_range() -> None:
 
 
 def built(run: RunConfig) -> tuple[Pipeline, Any, Path]:
-    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
+    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve_stage(run.stages, "student", "fp32")
     return pipeline, stage, pipeline.build(stage)
 
 
 def test_what_is_held_out_is_not_trained_on(compose: Compose) -> None:
     run = compose("method=nkd", "select_on=held_out", "task.hold_out=0.25", "stages.student.share=0.5")
-    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
+    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve_stage(run.stages, "student", "fp32")
     data = pipeline.inputs.data(stage)
     assert isinstance(data, TaskData)
     assert isinstance(data.selection, HeldOutSplit)
@@ -109,7 +109,7 @@ def test_a_split_named_validation_selects_itself_wherever_it_stands(compose: Com
 
 def test_the_teacher_holds_out_the_same(compose: Compose) -> None:
     run = compose("method=rkd", "select_on=held_out")
-    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
+    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve_stage(run.stages, "student", "fp32")
     student, teacher = (pipeline.inputs.data(each) for each in (stage, stage.teacher) if each)
     assert isinstance(student, TaskData)
     assert isinstance(teacher, TaskData)

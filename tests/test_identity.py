@@ -11,7 +11,7 @@ import pytest
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import training_conditions
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.report.frame import tabulate
 from distill_runner.report.identity import differences, identity_of, recorded_identity, row_names, shared_stages
 from distill_runner.report.result import describe_run, run_result
@@ -24,7 +24,7 @@ Compose = Callable[..., RunConfig]
 
 def finished(run: RunConfig, **changes: Any) -> dict[str, Any]:
     """What a finished run would record, without its numbers."""
-    stage = resolve(run.stages, "student", run.runtime.precision)
+    stage = resolve_stage(run.stages, "student", run.runtime.precision)
     identity = recorded_identity(stage, training_conditions())
     return {**identity, **describe_run(run), "status": "done", "score": 0.5, "metric": "accuracy"} | changes
 
@@ -53,7 +53,7 @@ def test_random_pairs_share_a_row_exactly_if_they_are_the_same_computation(
 def test_a_run_that_stopped_at_its_teacher_leaves_the_table_whole(compose: Compose) -> None:
     """Ctrl-C during the teacher of a grid: `distill-run table` still prints the runs that finished."""
     run = compose("method=rkd", "teacher.seed=1")
-    teacher = resolve(run.stages, "teacher", run.runtime.precision)
+    teacher = resolve_stage(run.stages, "teacher", run.runtime.precision)
     stopped = {**recorded_identity(teacher, {}), **describe_run(run), "status": "interrupted", "stage": "teacher"}
     assert identity_of(stopped).stages == ()  # type: ignore[union-attr]
     cells = tabulate([finished(run), stopped]).cells

@@ -21,7 +21,7 @@ from distill_runner.compose.run_config import RunConfig
 from distill_runner.models.images import CifarResNet
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import plan
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.report.collect import read_results
 from distill_runner.report.formats import html
@@ -40,7 +40,7 @@ class Run:
 
     def __init__(self, config: RunConfig) -> None:
         self.store = Store(config.store.dir)
-        self.stage = resolve(config.stages, "student", config.runtime.precision)
+        self.stage = resolve_stage(config.stages, "student", config.runtime.precision)
         self.pipeline = Pipeline(self.store, config.runtime)
 
     def build(self) -> dict[str, Tensor]:
@@ -114,10 +114,10 @@ def test_a_run_interrupted_within_an_epoch_ends_the_same(run: Callable[..., Run]
             signal.raise_signal(signal.SIGINT) if name == "student" and step == 6 else None
         )
 
-    cut.pipeline.report = interrupting
+    cut.pipeline.log_of = interrupting
     with pytest.raises(KeyboardInterrupt):
         cut.build()
-    cut.pipeline.report = lambda name: lambda values, step, epoch: None
+    cut.pipeline.log_of = lambda name: lambda values, step, epoch: None
     assert equal(cut.build(), whole.build())
 
 
@@ -210,11 +210,11 @@ def test_models_and_data_that_do_not_fit_are_refused(
 ) -> None:
     text = compose("task=custom_images", "method=nkd", "student=fresh", f"task.dataset={images_folder}", tiny=False)
     assert f"a model of type bert reads text, but {images_folder.name} has images" in told(
-        lambda: resolve(text.stages, "student", "fp32")
+        lambda: resolve_stage(text.stages, "student", "fp32")
     )
     images = compose("task=rte", "method=nkd", "student=resnet8", tiny=False)
     assert "a model of type cifar_resnet reads images, but rte has texts" in told(
-        lambda: resolve(images.stages, "student", "fp32")
+        lambda: resolve_stage(images.stages, "student", "fp32")
     )
     assert "task.mean=[0.5, 0.5, 0.5]: has 3 numbers for the 1 channels of mode L" in told(lambda: run("task.mode=L"))
     assert "task.std=[0.5, 0, 0.5]: must be above 0" in told(lambda: run("task.std=[0.5,0,0.5]"))

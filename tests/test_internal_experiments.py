@@ -73,7 +73,10 @@ def losses(method: MethodConfig, models: tuple[Any, Any], batch: Batch, epoch: i
     made: Method = method.build(shapes[0], shapes[1], Classes())
     for number in range(epoch + 1):
         made.begin_epoch(Progress(number, number, NUM_EPOCHS, NUM_EPOCHS))
-    student, teacher = (extract(model, batch, needs) for model, needs in zip(models, made.needs, strict=True))
+    student, teacher = (
+        extract(model, batch, needs)
+        for model, needs in zip(models, (made.student_needs, made.teacher_needs), strict=True)
+    )
     means: dict[str, Tensor] = made(student, teacher, batch, Progress(epoch, epoch, NUM_EPOCHS, NUM_EPOCHS))
     return {name: loss.item() for name, loss in made.weighted_losses(means).items()}
 

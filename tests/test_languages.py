@@ -15,7 +15,7 @@ import pytest
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import Corpus, quotas
 from distill_runner.pipeline.inputs import hub_commits
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.report.collect import read_results
 from distill_runner.report.frame import tabulate
 from distill_runner.tasks import make_task
@@ -146,7 +146,7 @@ def test_tokens_know_which_documents_are_repeated(compose: Callable[..., RunConf
     own = ("method=minilmv2", "corpus=custom", f"corpus.parts.text.dataset={tmp_path}", "corpus.max_length=48")
 
     def spec(*options: str) -> Any:
-        return resolve(compose(*own, "relations.heads=4", *options).stages, "distil", "fp32").split_spec("train")
+        return resolve_stage(compose(*own, "relations.heads=4", *options).stages, "distil", "fp32").split_spec("train")
 
     plain = spec()
     assert "exponent" not in plain["data"]

@@ -17,7 +17,7 @@ from distill_runner.compose.folders import choices
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.models.config import Init
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 
@@ -112,7 +112,7 @@ def resolved(compose: Compose, *overrides: str, tiny: bool = True) -> tuple[RunC
     """The run and its student, or why there is none."""
     try:
         run = compose(*overrides, tiny=tiny)
-        return run, resolve(run.stages, "student", "fp32")
+        return run, resolve_stage(run.stages, "student", "fp32")
     except UserError as error:
         return None, error
     except OmegaConfBaseException as error:

@@ -13,7 +13,7 @@ import torch
 
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.readers.tables import SplitTable
+from distill_runner.datasets.readers.content import SplitTable
 from distill_runner.methods.base import Progress
 from distill_runner.methods.outputs import LabelSets
 from distill_runner.methods.predictions import SoftLabels, SoftLabelsPerClass

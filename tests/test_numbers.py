@@ -10,7 +10,7 @@ import numpy as np
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 
 TEACHER = {"loss/ce": [0.6711102, 0.9786988, 0.6723074, 0.7558920]}
@@ -41,7 +41,7 @@ def test_the_losses_of_a_small_teacher_and_of_its_student(compose: Callable[...,
         "student.init.layers=first",
         "runtime.log_every=1",
     )
-    Pipeline(Store(run.store.dir), run.runtime, report).build(resolve(run.stages, "student", "fp32"))
+    Pipeline(Store(run.store.dir), run.runtime, report).build(resolve_stage(run.stages, "student", "fp32"))
     for stage, expected in (("teacher", TEACHER), ("student", STUDENT)):
         assert found[stage].keys() == expected.keys()
         for name, losses in expected.items():

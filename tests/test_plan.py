@@ -7,7 +7,7 @@ import pytest
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.planning import METRICS
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
@@ -33,7 +33,7 @@ def estimator(run: RunConfig) -> plan.Estimator:
 
 
 def student(run: RunConfig) -> Stage:
-    return resolve(run.stages, "student", "fp32")
+    return resolve_stage(run.stages, "student", "fp32")
 
 
 def test_all_costs_follow_from_one_measurement(compose: Compose, tmp_path: Path, measured: list[Stage]) -> None:

@@ -92,16 +92,17 @@ def test_gradient(compare: str) -> None:
 def test_each_epoch_reads_its_own_layers() -> None:
     method = rail()
     every = frozenset(range(1, 7))
-    assert method.needs == (FeatureRequest(states=frozenset({1, 2})), FeatureRequest(states=every)), "for a cache"
+    assert method.student_needs == FeatureRequest(states=frozenset({1, 2}))
+    assert method.teacher_needs == FeatureRequest(states=every), "for a cache"
     drawn = []
     for epoch in range(10):
         method.begin_epoch(at(epoch))
-        needs = sorted(method.needs[1].states)
+        needs = sorted(method.teacher_needs.states)
         assert len(needs) == 2
         drawn.append(needs)
         resumed = rail()
         resumed.begin_epoch(at(epoch))
-        assert resumed.needs == method.needs, "a run that resumes in this epoch reads the same layers"
+        assert resumed.teacher_needs == method.teacher_needs, "a run that resumes in this epoch reads the same layers"
     assert {layer for needs in drawn for layer in needs} == every
     # mapping.seed=1, drawn once and written down.
     assert drawn[:4] == [[2, 6], [1, 6], [1, 4], [5, 6]]
@@ -120,5 +121,5 @@ def test_any_term_takes_drawn_layers(term: str, options: dict[str, Any]) -> None
     layers = set()
     for epoch in range(3):
         method.begin_epoch(at(epoch))
-        layers.add(str(method.needs[1]))
+        layers.add(str(method.teacher_needs))
     assert len(layers) == 3

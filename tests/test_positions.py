@@ -7,7 +7,7 @@ import pytest
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.planning import position_warnings
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 
 Compose = Callable[..., RunConfig]
@@ -17,7 +17,7 @@ LONG = ("pretraining=mlm_nsp_two_lengths",)
 
 def resolved(compose: Compose, *overrides: str) -> Stage:
     run = compose(*overrides)
-    return resolve(run.stages, run.stage, "fp32")
+    return resolve_stage(run.stages, run.stage, "fp32")
 
 
 @pytest.mark.parametrize(

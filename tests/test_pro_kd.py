@@ -26,7 +26,7 @@ from distill_runner.methods.schedules import EpochsPerStep
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.build import teacher_targets, teacher_temperature
 from distill_runner.pipeline.planning import plan
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.training.teachers import CheckpointTargets, TeacherTargets
 from helpers import built_runs as built
@@ -128,7 +128,7 @@ def test_a_checkpoint_is_opened_when_its_turn_comes_and_the_one_before_let_go() 
             torch.rand(3)  # as building a model does
             events.append(f"open {number}")
 
-        def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Features:
+        def prepare(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Features:
             return Features(torch.tensor(float(self.number)))
 
         def __del__(self) -> None:
@@ -163,8 +163,8 @@ class Run(built.Run):
 
     @property
     def phase1(self) -> Stage:
-        assert self.stage.source is not None
-        return self.stage.source
+        assert self.stage.source_stage is not None
+        return self.stage.source_stage
 
     def checkpoints(self) -> Path:
         return self.store.path(self.teacher.checkpoints_spec)
@@ -293,10 +293,10 @@ def test_a_run_killed_in_any_phase_goes_on_to_the_same_end(compose: Compose, pro
         now = name == stage
         return lambda values, done, epoch: signal.raise_signal(signal.SIGINT) if now and done == step else None
 
-    run.pipeline.report = interrupting
+    run.pipeline.log_of = interrupting
     with pytest.raises(KeyboardInterrupt):
         run.build()
-    run.pipeline.report = run.report
+    run.pipeline.log_of = run.report
     assert run.build() == prokd.build()
     assert run.trained[0] == stage
 
@@ -311,7 +311,7 @@ def test_an_intermediate_loss_while_checkpoints_are_followed(compose: Compose) -
     def report(name: str) -> Callable[[Mapping[str, Any], int, float], None]:
         return lambda values, step, epoch: points.append((name, values))
 
-    run.pipeline.report = report
+    run.pipeline.log_of = report
     weights = run.build()
     losses = [values for name, values in points if name == "phase1" and "loss" in values]
     terms = {"loss/logits", "loss/intermediate", "intermediate/alpha_entropy_1"}
@@ -355,7 +355,7 @@ def test_a_temperature_that_does_not_reach_1_is_told(compose: Compose, caplog: p
     for epochs, told in ((4, False), (3, True)):  # 3, 3, 2, 1
         caplog.clear()
         run = compose("method=annealing", "loss.tau_max=3", f"stages.phase1.optim.epochs={epochs}")
-        resolve(run.stages, "phase1", "fp32")
+        resolve_stage(run.stages, "phase1", "fp32")
         assert ("T falls from loss.tau_max=3 to 2 in 3 epochs" in caplog.text) == told
 
 

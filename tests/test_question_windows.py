@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart
-from distill_runner.datasets.readers.tables import read_rows
+from distill_runner.datasets.readers.content import read_rows
 from distill_runner.datasets.tokenization import cut_windows
 from distill_runner.tasks.questions.data import Question, Windowing, read_questions
 from distill_runner.tasks.questions.windows import OUTSIDE, Windows, write_windows

@@ -11,7 +11,7 @@ import pytest
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.pretraining import train_wordpiece
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from helpers.command import distill_run
 from helpers.made_questions import as_json, made_rows
 from helpers.training_runs import built_student, same
@@ -86,7 +86,7 @@ def test_the_members_of_an_ensemble_read_the_tokens_of_the_student(
     members = f"teacher.sources=[{tiny_bert_folder},{other}]"
     run = questions("method=rkd", "teacher=ensemble", members, f"student.init.source={tiny_bert_folder}")
     with pytest.raises(UserError, match="its tokenizer is not that of the teacher"):
-        resolve(run.stages, "student", "fp32")
+        resolve_stage(run.stages, "student", "fp32")
 
 
 def test_cached_is_live(questions: Callable[..., RunConfig]) -> None:

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart, TransferSet
-from distill_runner.datasets.readers.dataset import BY_CLASS, SplitSlice
-from distill_runner.datasets.readers.table import TableRecord, recorded_tables
-from distill_runner.datasets.readers.tables import (
+from distill_runner.datasets.readers.content import (
     data_fingerprint,
     inspect_columns,
     read_columns,
     read_rows,
     read_table,
 )
+from distill_runner.datasets.readers.dataset import BY_CLASS, SplitSlice
+from distill_runner.datasets.readers.table import TableRecord, recorded_tables
 from distill_runner.tasks import make_task
 
 Frame = dict[str, list[str]]

@@ -11,7 +11,7 @@ import pytest
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.methods.config import parse_method
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.report import published
 from distill_runner.report.published import Quantity
 from distill_runner.report.result import _Numbers, _variant, describe_run, environment, published_number
@@ -54,7 +54,7 @@ def test_an_image_network_finds_its_number(method: str, value: float, teacher: s
     """Its size and type are those of the resolved student; with another teacher the number is a reference."""
     groups = (f"method={method}", "task=cifar10", "student=resnet8", f"teacher={teacher}")
     run = compose("experiment=pro_kd/cifar", *groups, tiny=False)
-    stage = resolve(run.stages, "student", "fp32")
+    stage = resolve_stage(run.stages, "student", "fp32")
     found = published_number(run, stage, Quantity("cifar10", ("test",), "accuracy", is_test=True))
     assert found is not None
     assert (found.value, found.comparable) == (value, teacher == "resnet110")

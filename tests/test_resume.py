@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.training.config import Precision
 from distill_runner.training.devices import Device
@@ -112,7 +112,7 @@ def test_resumed_is_uninterrupted(
         )
         if case.precision == "fp16":
             vars(pipeline)["device"] = HalfPrecisionCpu(torch.device("cpu"), "fp16")
-        folder = pipeline.build(resolve(run.stages, "student", case.precision))
+        folder = pipeline.build(resolve_stage(run.stages, "student", case.precision))
         return (folder / "model" / "model.safetensors").read_bytes()
 
     steps: list[int] = []

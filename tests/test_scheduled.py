@@ -74,7 +74,7 @@ def test_the_lowest_layer_with_gradients() -> None:
         made, found = method(limits=1, **schedule), []
         for epoch in range(4):
             made.begin_epoch(at(epoch, 4))
-            found.append(made.needs[0].first_trained)
+            found.append(made.student_needs.first_trained)
         return found
 
     assert lowest(rule="pid", trains="supervised") == [1, 2, 3, 4]
@@ -121,11 +121,11 @@ def test_only_what_is_supervised_is_read() -> None:
         made = method(rule=rule, limits=1, trains_at_end="all")
         logits = FeatureRequest(logits=True)
         everything = tuple(need | logits for need in needs(rule, range(1, 4)))
-        assert made.needs == everything
+        assert (made.student_needs, made.teacher_needs) == everything
         seen = []
         for epoch in range(4):
             made.begin_epoch(at(epoch))
-            seen.append(made.needs)
+            seen.append((made.student_needs, made.teacher_needs))
         assert seen[0] == needs(rule, range(1, 2))
         assert seen[1] == needs(rule, in_second)
         assert seen[3] == (logits, logits)
@@ -190,7 +190,8 @@ def test_a_schedule_is_taken_up_within_an_epoch() -> None:
     second.load_state_dict(first.state_dict())
     run(second, 1, (0.7, 0.3))
     assert summary(second) == summary(whole)
-    assert second.needs == whole.needs == (FeatureRequest(cls=frozenset({2})), FeatureRequest(cls=frozenset({4})))
+    assert second.student_needs == whole.student_needs == FeatureRequest(cls=frozenset({2}))
+    assert second.teacher_needs == whole.teacher_needs == FeatureRequest(cls=frozenset({4}))
 
 
 def test_a_schedule_is_part_of_what_determines_a_method() -> None:

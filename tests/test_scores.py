@@ -20,7 +20,7 @@ from distill_runner.datasets.tokenization import Examples
 from distill_runner.pipeline import account
 from distill_runner.pipeline.account import score_lines
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store, key_of
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.tasks import make_task
@@ -437,7 +437,7 @@ ALONE = ["method=rkd", "loss.eta=1", "teacher.optim.epochs=1", "optim.epochs=1"]
 
 
 def built(run: RunConfig) -> tuple[Any, Pipeline]:
-    stage, pipeline = resolve(run.stages, "student", "fp32"), Pipeline(Store(run.store.dir), run.runtime)
+    stage, pipeline = resolve_stage(run.stages, "student", "fp32"), Pipeline(Store(run.store.dir), run.runtime)
     pipeline.prepare(stage)
     pipeline.build(stage)
     return stage, pipeline
@@ -484,4 +484,4 @@ def test_missing_scores_of_an_ordinary_teacher_are_refused(
 
 
 def prepared(run: RunConfig) -> tuple[Any, Pipeline]:
-    return resolve(run.stages, "student", "fp32"), Pipeline(Store(run.store.dir), run.runtime)
+    return resolve_stage(run.stages, "student", "fp32"), Pipeline(Store(run.store.dir), run.runtime)

@@ -17,7 +17,7 @@ from distill_runner.datasets.pretraining import train_wordpiece
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.outputs import Classes, Score
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import targets_spec, with_teacher_tokenizer
@@ -27,7 +27,7 @@ SHORT = ["method=rkd", "teacher.optim.epochs=1", "optim.epochs=1"]
 
 
 def student(run: RunConfig) -> tuple[Stage, Pipeline]:
-    return resolve(run.stages, "student", "fp32"), Pipeline(Store(run.store.dir), run.runtime)
+    return resolve_stage(run.stages, "student", "fp32"), Pipeline(Store(run.store.dir), run.runtime)
 
 
 def with_columns(folder: Path, examples: dict[str, Examples], columns: dict[str, list[str]]) -> Path:

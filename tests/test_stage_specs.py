@@ -72,8 +72,8 @@ def test_an_untrained_model_has_no_recipe(pkd: Stage) -> None:
 def test_where_weights_come_from(pkd: Stage, compose: Compose) -> None:
     """Those of an earlier stage by its key, and new ones by their architecture, whose depth belongs to it."""
     finetuned = student(compose("method=nkd", "student.init.source=finetuned"))
-    assert finetuned.source is not None
-    assert finetuned.spec["model"]["upstream"] == finetuned.source.key
+    assert finetuned.source_stage is not None
+    assert finetuned.spec["model"]["upstream"] == finetuned.source_stage.key
     assert "content" not in finetuned.spec["model"]
     shape = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2}
     new = []

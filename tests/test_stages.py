@@ -21,7 +21,7 @@ from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.sources import read_config, read_shape, with_padding
 from distill_runner.pipeline.planning import plan
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from helpers.built_runs import Run, student
 
@@ -394,12 +394,12 @@ def test_an_interrupted_run_goes_on_to_the_same_student(compose: Compose, refere
         when = {"teacher": 3, "student": 6}[name]
         return lambda values, step, epoch: signal.raise_signal(signal.SIGINT) if step == when else None
 
-    run.pipeline.report = interrupting
+    run.pipeline.log_of = interrupting
     for _stage in ("teacher", "student"):
         with pytest.raises(KeyboardInterrupt):
             run.build()
-        run.pipeline.report = lambda name: interrupting(name) if name == "student" else run.report(name)
-    run.pipeline.report = run.report
+        run.pipeline.log_of = lambda name: interrupting(name) if name == "student" else run.report(name)
+    run.pipeline.log_of = run.report
     assert run.build() == reference.build()
 
 
@@ -425,10 +425,10 @@ def test_a_damaged_student_whose_source_is_gone_is_the_same_again(compose: Compo
     run = Run(compose("method=nkd", "student.init.source=finetuned"))
     before = run.build()
     assert run.trained == ["teacher", "student"]
-    assert run.stage.source is not None
+    assert run.stage.source_stage is not None
     # The source is trained again on the way, and must not move the random numbers of the student.
     damage(run.store.path(run.stage.spec) / "model" / "model.safetensors")
-    shutil.rmtree(run.store.path(run.stage.source.spec))
+    shutil.rmtree(run.store.path(run.stage.source_stage.spec))
     assert run.build() == before
     assert run.trained == ["teacher", "student"] * 2
 
@@ -437,10 +437,10 @@ def test_a_student_may_start_from_the_fine_tuned_teacher(compose: Compose) -> No
     untrained = ("student.init.source=finetuned", "student.init.layers=group_top", "optim.epochs=0")
     run = Run(compose("method=nkd", *untrained))
     run.build()
-    assert run.stage.source is not None
+    assert run.stage.source_stage is not None
     mine, source = (
         load_file(run.store.path(spec) / "model" / "model.safetensors")
-        for spec in (run.stage.spec, run.stage.source.spec)
+        for spec in (run.stage.spec, run.stage.source_stage.spec)
     )
     for name, tensor in mine.items():
         expected = name.replace("encoder.layer.1.", "encoder.layer.3.").replace("encoder.layer.0.", "encoder.layer.1.")
@@ -484,10 +484,10 @@ def test_a_chain_from_text_to_student(compose: Compose) -> None:
     (vocabulary,) = run.store.folder.glob("vocabulary/*/tokenizer.json")
     saved = json.loads(files["model/tokenizer.json"])
     assert saved["model"]["vocab"] == json.loads(vocabulary.read_text())["model"]["vocab"]
-    assert run.stage.source is not None
+    assert run.stage.source_stage is not None
     assert run.stage.teacher is not None
-    assert run.stage.teacher.source is not None
-    assert run.stage.source.key == run.stage.teacher.source.key
+    assert run.stage.teacher.source_stage is not None
+    assert run.stage.source_stage.key == run.stage.teacher.source_stage.key
 
 
 @pytest.mark.parametrize(
@@ -525,8 +525,8 @@ def test_a_tokenizer_of_other_ids_does_not_read_copied_embeddings(
         run = compose(*options, f"student.tokenizer={tmp_path / name}")
         if name == "turned":
             with pytest.raises(UserError, match="gives 2 tokens other ids than"):
-                resolve(run.stages, "student", "fp32")
+                resolve_stage(run.stages, "student", "fp32")
         else:
-            assert resolve(run.stages, "student", "fp32")
+            assert resolve_stage(run.stages, "student", "fp32")
     run = compose(*options, f"student.tokenizer={tmp_path / 'more'}", "student.resize=true")
-    assert resolve(run.stages, "student", "fp32")
+    assert resolve_stage(run.stages, "student", "fp32")

@@ -10,7 +10,7 @@ import pytest
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline import status
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping import sweep
 from distill_runner.sweeping.points import Grid, GridPoint
@@ -47,7 +47,7 @@ def grid(compose: Compose, tmp_path: Path) -> Grid:
     def made(seed: int) -> GridPoint:
         few = ("assistant.num_layers=3", "student.num_layers=1")
         run = compose("method=takd", f"store.dir={tmp_path}", f"seed={seed}", *few)
-        stage = resolve(run.stages, "student", "fp32")
+        stage = resolve_stage(run.stages, "student", "fp32")
         return GridPoint((f"seed={seed}",), tmp_path / "runs" / str(seed), stage.key, {}, run, stage)
 
     return Grid(lambda overrides: GridPoint(tuple(overrides), tmp_path, "", {}), [made(1), made(2)])

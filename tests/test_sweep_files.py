@@ -12,7 +12,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.folders import config_folder
 from distill_runner.compose.run_config import typed_run
 from distill_runner.pipeline.planning import position_warnings
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.report.result import describe_run
 from distill_runner.sweeping import points as points_of_a_grid
 from distill_runner.sweeping.points import Grid, GridPoint
@@ -70,7 +70,7 @@ def assert_composed(point: GridPoint) -> None:
     command = {"command": point.run.command}  # of all overrides, those of the sweep too
     assert point.run == run.model_copy(update=command)
     assert point.description == describe_run(run.model_copy(update=command))
-    stage = resolve(run.stages, run.stage, run.runtime.precision)
+    stage = resolve_stage(run.stages, run.stage, run.runtime.precision)
     assert (point.key, point.stage.spec, point.stage.description) == (stage.key, stage.spec, stage.description)
     assert [before.key for before in point.stage.all_upstream] == [before.key for before in stage.all_upstream]
 

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from distill_runner.common.errors import UserError, exit_cause
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline import status
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping import isolation
 from distill_runner.sweeping.halving import by_cell, rungs, survivors
@@ -177,7 +177,7 @@ def test_a_run_whose_process_is_gone_reads_killed(tmp_path: Path) -> None:
 
 
 def point(run: RunConfig) -> GridPoint:
-    stage = resolve(run.stages, "student", "fp32")
+    stage = resolve_stage(run.stages, "student", "fp32")
     return GridPoint(("student",), Path("unused"), stage.key, {}, run, stage)
 
 

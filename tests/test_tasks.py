@@ -13,8 +13,8 @@ import pytest
 
 from distill_runner.common import hub as hub_requests
 from distill_runner.common.errors import UserError, format_list
+from distill_runner.datasets.readers.content import data_fingerprint
 from distill_runner.datasets.readers.files import local_data
-from distill_runner.datasets.readers.tables import data_fingerprint
 from distill_runner.tasks import make_task
 from helpers.shipped_tasks import shipped_task
 

@@ -24,7 +24,7 @@ from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes
 from distill_runner.models.features import EncoderShape, Features
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.report.collect import read_results
@@ -123,7 +123,10 @@ def test_a_student_with_a_tokenizer_of_its_own_learns_from_words(
 def test_targets_of_a_long_sentence_are_those_of_its_windows(tokens: Callable[..., RunConfig]) -> None:
     """Each word has one cached target: the teacher's own output in the window where the word has most context."""
     run = tokens("method=rkd")
-    stage, pipeline = resolve(run.stages, "student", run.runtime.precision), Pipeline(Store(run.store.dir), run.runtime)
+    stage, pipeline = (
+        resolve_stage(run.stages, "student", run.runtime.precision),
+        Pipeline(Store(run.store.dir), run.runtime),
+    )
     pipeline.prepare(stage)
     pipeline.build(stage)
     targets = np.load(pipeline.store.get(targets_spec(stage, None), lambda folder: None) / "logits.npy")

@@ -24,7 +24,7 @@ from distill_runner.models.padded import extract_padded
 from distill_runner.tasks.tokens.sentences import Sentence, Sentences, Span
 from distill_runner.tasks.tokens.tags import TagSet
 from distill_runner.tasks.tokens.words import Words, write_words
-from distill_runner.training.data import weighted_batches
+from distill_runner.training.data import batches_with_shares
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import CachedTargets, LiveTargets
 from helpers.families import PACKED_FAMILIES, config_of
@@ -241,11 +241,11 @@ def test_batches_add_up_to_the_mean_over_words(outputs: Classes, split: Words) -
         batches = [split.batch(part) for part in parts]
         update = Update(sum(map(len, parts)), batches, [len(part) / 30 for part in parts], 0)
         total = torch.zeros((), dtype=torch.float64)
-        for batch in weighted_batches(update):
+        for batch in batches_with_shares(update):
             rows = torch.from_numpy(batch.output_index)
             value = outputs.label_loss(logits[rows], batch)
             value = value + outputs.soft_label_loss(logits[rows], teacher[rows], batch, 2.0, True)
-            total += batch.weights[outputs.unit] * value
+            total += batch.shares[outputs.unit] * value
         return total
 
     everything = list(range(30))

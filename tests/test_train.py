@@ -93,7 +93,7 @@ def make(data: TaskData, live: LiveTargets, tmp_path_factory: pytest.TempPathFac
 
     def training(
         method: str | Method = "nkd",
-        report: Log = lambda values, step, epoch: None,
+        log_metrics: Log = lambda values, step, epoch: None,
         *,
         seed: int = 0,
         folder: Path | None = None,
@@ -122,7 +122,7 @@ def make(data: TaskData, live: LiveTargets, tmp_path_factory: pytest.TempPathFac
             device=device,
             runtime=Runtime(**{"log_every": 1} | dict(runtime or {})),
             folder=folder or tmp_path_factory.mktemp("training"),
-            report=report,
+            log_metrics=log_metrics,
             select_best=select_best,
         )
 
@@ -235,7 +235,7 @@ def test_a_finished_training_is_not_trained_further(make: Make, whole: Callable[
 def test_masked_passages_resume_too(splits: dict[str, TokenSplit], tiny_bert_folder: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
 
-    def training(name: str, seed: int, report: Log) -> Training:
+    def training(name: str, seed: int, log_metrics: Log) -> Training:
         seed_all(seed)
         (tmp_path / name).mkdir(exist_ok=True)
         method = parse_method(METHODS["nkd"]).make().bind(EncoderShape.from_config(bert(2)), None, Classes())
@@ -250,7 +250,7 @@ def test_masked_passages_resume_too(splits: dict[str, TokenSplit], tiny_bert_fol
             device=CPU,
             runtime=Runtime(log_every=1),
             folder=tmp_path / name,
-            report=report,
+            log_metrics=log_metrics,
             select_best=True,
         )
 
@@ -582,7 +582,7 @@ def test_a_term_of_weight_0_is_not_built() -> None:
     assert list(method.terms) == ["ce"]
     assert not list(method.parameters())
     assert not config.reads_teacher
-    assert method.needs == (FeatureRequest(logits=True), FeatureRequest())
+    assert (method.student_needs, method.teacher_needs) == (FeatureRequest(logits=True), FeatureRequest())
     # Its options are checked all the same: a typing error would only be found when somebody turns it on.
     unused["temperature"] = -1.0
     with pytest.raises(UserError, match="must be greater than 0"):
@@ -597,7 +597,7 @@ def test_a_description_is_of_the_method_and_draws_nothing() -> None:
     description = config.describe(*shapes, Classes())
     assert torch.equal(torch.get_rng_state(), state)
     method = config.build(*shapes, Classes())
-    assert (description.student_needs, description.teacher_needs) == method.needs
+    assert (description.student_needs, description.teacher_needs) == (method.student_needs, method.teacher_needs)
     assert description.layers == tuple(method.supervised_layers())
     assert description.reads_labels == {"labels"}
 

@@ -12,7 +12,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import targets_spec
 from distill_runner.training.data import predict
@@ -24,7 +24,7 @@ INTERNAL = ("method=internal", "student.init.layers=group_top", "optim.epochs=3"
 def moved(compose: Compose, *overrides: str) -> list[set[str]]:
     """For each epoch the parts of the student that differ from what they were before it."""
     run = compose(*INTERNAL, *overrides, "+stages.student.keep_checkpoints=true")
-    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
+    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve_stage(run.stages, "student", "fp32")
     pipeline.build(stage)
     kept: Path = pipeline.checkpoints(stage)
     before = {name: tensor.clone() for name, tensor in pipeline.untrained(stage).state_dict().items()}
@@ -76,8 +76,8 @@ def test_the_first_checkpoint_at_the_beginning_is_the_untrained_teacher(compose:
     """Pro-KD Eq. 2: what the student's first epochs follow is the teacher before its first epoch."""
     options = ("teacher.optim.epochs=2", "optim.epochs=1", "route.moment=beginning", "route.epochs=1", "route.warmup=0")
     run = compose("method=prokd", *options)
-    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve(run.stages, "student", "fp32")
-    phase, teacher = stage.source, stage.first_teacher
+    pipeline, stage = Pipeline(Store(run.store.dir), run.runtime), resolve_stage(run.stages, "student", "fp32")
+    phase, teacher = stage.source_stage, stage.first_teacher
     assert phase is not None
     assert teacher is not None
     assert phase.route == (0, 1)

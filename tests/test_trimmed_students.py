@@ -15,7 +15,7 @@ from distill_runner.analysis.finished_run import FinishedRun
 from distill_runner.common.errors import UserError
 from distill_runner.pipeline.account import account_of_run
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.store import Store
 from helpers.small_runs import Compose
@@ -26,7 +26,7 @@ EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 
 def prepared(compose: Compose, *overrides: str) -> tuple[Stage, Pipeline]:
     run = compose(*overrides)
-    return resolve(run.stages, run.stage, run.runtime.precision), Pipeline(Store(run.store.dir), run.runtime)
+    return resolve_stage(run.stages, run.stage, run.runtime.precision), Pipeline(Store(run.store.dir), run.runtime)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from distill_runner.models.config import LANGUAGE_MODEL, PRE_TRAINING, ModelConf
 from distill_runner.models.extract import extract
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from helpers.built_runs import share_texts
@@ -45,7 +45,7 @@ class Built:
 
     def __init__(self, run: RunConfig) -> None:
         self.losses: dict[str, list[Mapping[str, Any]]] = {}
-        self.stage = resolve(run.stages, "student", "fp32")
+        self.stage = resolve_stage(run.stages, "student", "fp32")
         runtime = run.runtime.model_copy(update={"log_every": 1})
         self.pipeline = Pipeline(Store(run.store.dir), runtime, self.report)
         self.folder = self.pipeline.build(self.stage)
@@ -98,10 +98,10 @@ def test_berts_two_lengths_are_two_stages(run: Callable[..., RunConfig]) -> None
     built = Built(run("method=pf", "pretraining=mlm_nsp_two_lengths", *of_long, "stages.pretrain_long.optim.lr=1e-30"))
     assert list(built.losses) == ["pretrain", "pretrain_long", "student"]
     assert built.terms("pretrain_long") == {"loss/masked_lm", "loss/next_sentence"}
-    last = built.stage.source
+    last = built.stage.source_stage
     assert last is not None
-    assert last.source is not None
-    first, second = built.weights(last.source), built.weights(last)
+    assert last.source_stage is not None
+    first, second = built.weights(last.source_stage), built.weights(last)
     assert {"cls.predictions.bias", "cls.seq_relationship.weight"} <= first.keys()
     assert first.keys() == second.keys()
     assert all(torch.allclose(second[name], first[name], rtol=0, atol=1e-20) for name in first)
@@ -110,16 +110,16 @@ def test_berts_two_lengths_are_two_stages(run: Callable[..., RunConfig]) -> None
 @pytest.mark.slow
 def test_pdf_fine_tunes_what_it_distilled_head_and_all(run: Callable[..., RunConfig]) -> None:
     built = Built(run("method=pdf", "optim.lr=1e-30"))
-    assert built.stage.source is not None
-    distilled, student = built.weights(built.stage.source), built.weights(built.stage)
+    assert built.stage.source_stage is not None
+    distilled, student = built.weights(built.stage.source_stage), built.weights(built.stage)
     assert all(torch.allclose(student[name], distilled[name], rtol=0, atol=1e-20) for name in distilled)
 
 
 def test_models_of_one_size_are_pre_trained_once(run: Callable[..., RunConfig]) -> None:
     def pretrained(method: str, layers: int) -> str:
-        stage = resolve(run(f"method={method}", f"student.layers={layers}").stages, "student", "fp32")
-        assert stage.source is not None
-        return stage.source.key
+        stage = resolve_stage(run(f"method={method}", f"student.layers={layers}").stages, "student", "fp32")
+        assert stage.source_stage is not None
+        return stage.source_stage.key
 
     assert pretrained("pd_truncated", 2) == pretrained("pd_truncated", 4) == pretrained("pd", 12)
     assert pretrained("pd_embeddings", 2) == pretrained("pd_embeddings", 4) != pretrained("pd", 2)
@@ -129,15 +129,15 @@ def test_models_of_one_size_are_pre_trained_once(run: Callable[..., RunConfig]) 
 def test_the_backbone_is_carried_over_and_the_head_is_new(run: Callable[..., RunConfig]) -> None:
     still = "teacher.optim.max_steps=1", "optim.epochs=0"
     built = Built(run("method=pd", *still))
-    assert built.stage.source is not None
-    before, after = built.weights(built.stage.source), built.weights(built.stage)
+    assert built.stage.source_stage is not None
+    before, after = built.weights(built.stage.source_stage), built.weights(built.stage)
     shared = [name for name in after if name.startswith("bert.")]
     assert all(torch.equal(before[name], after[name]) for name in shared)
     assert "bert.pooler.dense.weight" in shared  # trained by next sentence prediction
     assert {name.split(".")[0] for name in after.keys() - before.keys()} == {"classifier"}
     embeddings = Built(run("method=pd_embeddings", *still))
-    assert embeddings.stage.source is not None
-    before, after = embeddings.weights(embeddings.stage.source), embeddings.weights(embeddings.stage)
+    assert embeddings.stage.source_stage is not None
+    before, after = embeddings.weights(embeddings.stage.source_stage), embeddings.weights(embeddings.stage)
     same = {name for name in after if name in before and torch.equal(before[name], after[name])}
     assert {name for name in same if "weight" in name and "LayerNorm" not in name} == {
         f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
@@ -146,7 +146,7 @@ def test_the_backbone_is_carried_over_and_the_head_is_new(run: Callable[..., Run
 
 def test_a_pre_training_that_was_killed_has_the_same_curve(run: Callable[..., RunConfig]) -> None:
     options = run("method=pretrain", "runtime.checkpoint_steps=1", "corpus.whole_word=true")
-    stage = resolve(options.stages, "student", "fp32")
+    stage = resolve_stage(options.stages, "student", "fp32")
     runtime = options.runtime.model_copy(update={"log_every": 1})
     logged: list[tuple[int, float]] = []
 
@@ -178,7 +178,7 @@ def assert_equal_weights(first: Path, second: Path) -> None:
 @pytest.mark.slow
 def test_a_transfer_set_shares_the_teacher_with_all_others(run: Callable[..., RunConfig]) -> None:
     sizes = ("transfer.size=60", "transfer.size=50")
-    stages = [resolve(run("method=kd", size).stages, "student", "fp32") for size in sizes]
+    stages = [resolve_stage(run("method=kd", size).stages, "student", "fp32") for size in sizes]
     assert stages[0].key != stages[1].key
     assert stages[0].teacher is not None
     assert stages[1].teacher is not None
@@ -211,7 +211,7 @@ def test_a_pre_trained_folder_or_stage_starts_any_method(run: Callable[..., RunC
 )
 def test_what_does_not_fit_is_refused(overrides: list[str], message: str, run: Callable[..., RunConfig]) -> None:
     with pytest.raises(UserError) as caught:
-        resolve(run(*overrides).stages, "student", "fp32")
+        resolve_stage(run(*overrides).stages, "student", "fp32")
     assert message in str(caught.value)
 
 

@@ -44,11 +44,11 @@ def make(
                 device=device,
                 runtime=Runtime(log_every=1, graphs=graphs),
                 folder=Path(folder),
-                report=lambda values, step, epoch: curve.append(values["loss"]),
+                log_metrics=lambda values, step, epoch: curve.append(values["loss"]),
                 select_best=True,
             )
             for update in islice(training.rest_of_epoch(), steps):
-                training.step(update)
+                training.take_update(update)
             with training.full_model() as model:
                 embedding = model.get_input_embeddings()
             student.set_input_embeddings(embedding)

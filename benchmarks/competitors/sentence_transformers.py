@@ -93,7 +93,7 @@ def train_own(model: Any, texts: list[str], vectors: Path, steps: int) -> Callab
             write_texts(folder, [texts], None, tokenizer, MAX_LENGTH, [""])
             of_vectors = replace(shape, num_labels=width)
             method = config.build(of_vectors, of_vectors, Vectors())
-            targets = CachedTargets(vectors, device, method.needs[1])
+            targets = CachedTargets(vectors, device, method.teacher_needs)
             optim: dict[str, Any] = {"lr": LR, "weight_decay": 0.01, "batch_size": BATCH, "schedule": "constant"}
             training = Training(
                 model,
@@ -105,10 +105,10 @@ def train_own(model: Any, texts: list[str], vectors: Path, steps: int) -> Callab
                 device=device,
                 runtime=Runtime(log_every=1),
                 folder=folder,
-                report=lambda values, step, epoch: curve.append(values["loss"]),
+                log_metrics=lambda values, step, epoch: curve.append(values["loss"]),
             )
             for update in training.rest_of_epoch():
-                training.step(update)
+                training.take_update(update)
             training.meter.flush()
         return curve
 

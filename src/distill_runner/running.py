@@ -41,7 +41,7 @@ from distill_runner.pipeline.account import account_of_run, log_account
 from distill_runner.pipeline.build import FinalScores, Pipeline, training_conditions
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.planning import needed_specs, plan, position_warnings, stages_to_build
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, locked_run, read_run, write_json, write_status
 from distill_runner.pipeline.store import Store, copy_tree
@@ -58,7 +58,7 @@ from distill_runner.report.result import (
     stage_assumptions,
 )
 from distill_runner.tasks.classification import MAX_CLASSES
-from distill_runner.tasks.splits import OPTIONAL
+from distill_runner.tasks.task_splits import OPTIONAL
 from distill_runner.tracking.trackers import Tracker, open_tracker
 from distill_runner.training.devices import available_cpus, memory_errors
 from distill_runner.training.history import Log
@@ -114,7 +114,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
     quiet_transformers()
     limit_threads(num_threads(run.runtime.threads))
     try:
-        stage = resolve(run.stages, run.stage, run.runtime.precision)
+        stage = resolve_stage(run.stages, run.stage, run.runtime.precision)
     except UserError as error:
         is_offline = isinstance(error, Unavailable) or hub.OFFLINE in error.problem
         raise (_without_hub(error, needed_stages(run).values()) if is_offline else error) from error
@@ -171,8 +171,8 @@ class _Run:
             remedy = "Give the text to another stage, and end the run with that stage."
             raise UserError("stages.student.corpus", None, problem, remedy)
         artifacts = plan(stage, pipeline.store, runtime.targets)
-        recipe = paper_comparison(self.settings) if self.config.plan else []  # not before an error of the data
-        for line in [*recipe, *artifacts, *self._planned_tests()]:
+        differences = paper_comparison(self.settings) if self.config.plan else []  # not before an error of the data
+        for line in [*differences, *artifacts, *self._planned_tests()]:
             log.info("%s", line)
         for warning in position_warnings(stage):
             log.warning("%s", warning)
@@ -273,7 +273,7 @@ class _Run:
         settings = run_settings(self.settings, self.description)
         with open_tracker(config, self.folder, self.stage.key, settings, job_type="distill") as tracker:
             with Stages(_relative_work(self.stage, self.pipeline)) as stages:
-                self.pipeline.report = partial(_report_to, tracker, stages)
+                self.pipeline.log_of = partial(_log_of, tracker, stages)
                 self.pipeline.build(self.stage, self.config.runtime.pause_after)
             result = self._report()
             send_result(tracker, self.folder, result)
@@ -377,12 +377,12 @@ def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
     return work
 
 
-def _report_to(tracker: Tracker, stages: Stages, stage: str) -> Log:
+def _log_of(tracker: Tracker, stages: Stages, stage: str) -> Log:
     """Return the function that sends the metrics of a stage to the tracker and the terminal."""
     prefix, bar = "" if stage == STUDENT else f"{stage}/", stages.bar(stage)
 
-    def report(values: Mapping[str, Any], step: int, epoch: float) -> None:
+    def log_metrics(values: Mapping[str, Any], step: int, epoch: float) -> None:
         bar.show(values, step, epoch)
         tracker.log({f"{prefix}{key}": value for key, value in values.items()}, step=step, epoch=epoch)
 
-    return report
+    return log_metrics

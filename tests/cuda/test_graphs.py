@@ -42,7 +42,7 @@ def _hardly_any_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
 def counted() -> Iterator[list[tuple[int, int]]]:
     """Of each update the replays, and where they are counted, on the fake device, all other launches and copies."""
     found: list[tuple[int, int]] = []
-    replays, step, replay = [0], Training.step, torch.cuda.CUDAGraph.replay
+    replays, step, replay = [0], Training.take_update, torch.cuda.CUDAGraph.replay
 
     def replay_counted(graph: torch.cuda.CUDAGraph) -> None:
         replays[0] += 1
@@ -85,7 +85,7 @@ def compare(compose: Compose, tmp_path: Path, caplog: Any) -> Callable[..., str]
         difference = max(abs(eager - graph) / abs(eager) for eager, graph in pairs)
         most, total = max(others, default=0), len(launches["true"])
         print(f"| {name} | {precision} | {len(others)} of {total} | {most} | {difference:.0e} | {reason} |")
-        # Texts of weight 0 change the order of sums: 3e-5 after ten updates. A graph of another phase differs by 2e-2.
+        # Texts of weight 0 change the order of sums: 3e-5 after ten updates. A graph of another key differs by 2e-2.
         assert difference < {"fp32": 1e-4, "bf16": 2e-2, "fp16": 1e-2}[precision]
         assert len(losses["true"]) > 1
         assert others or reason
@@ -270,7 +270,7 @@ def test_a_term_that_cannot_be_recorded(
 def test_a_run_taken_up_within_an_epoch_is_the_same(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, losses = Training.step, dict[str, list[float]]()
+    step, losses = Training.take_update, dict[str, list[float]]()
 
     def interrupted(training: Training, *arguments: Any) -> None:
         if training.num_steps > 5 and training.history.step == 5:

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 from distill_runner.compose.folders import choices
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.training.devices import Device
 from distill_runner.training.train import Training
@@ -30,7 +30,7 @@ LAUNCHES, LAUNCHES_OF_A_LAYER = 800, 100
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Counter[str], int]]]:
     """For each update what made the host wait, where that is counted, and the kernels launched."""
     seen: list[tuple[Counter[str], int]] = []
-    step = Training.step
+    step = Training.take_update
 
     def counted(training: Training, *arguments: Any) -> None:
         COUNTS.reset()
@@ -54,7 +54,7 @@ def losses_of(run: RunConfig, device: str, precision: str) -> list[Mapping[str, 
         return lambda values, step, epoch: points.append(values) if name == "student" else None
 
     runtime = run.runtime.model_copy(update={"device": device, "precision": precision})
-    Pipeline(Store(run.store.dir), runtime, report).build(resolve(run.stages, "student", precision))
+    Pipeline(Store(run.store.dir), runtime, report).build(resolve_stage(run.stages, "student", precision))
     return [point for point in points if "loss" in point]
 
 

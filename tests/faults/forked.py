@@ -156,7 +156,7 @@ def exit_in_training() -> None:
     def step(*_: Any) -> None:
         sys.exit(0)
 
-    Training.step = step  # type: ignore[method-assign, assignment]
+    Training.take_update = step  # type: ignore[method-assign, assignment]
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE) -> float:

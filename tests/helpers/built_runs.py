@@ -6,13 +6,13 @@ from typing import Any
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 
 
 def student(run: RunConfig) -> Stage:
-    return resolve(run.stages, "student", run.runtime.precision)
+    return resolve_stage(run.stages, "student", run.runtime.precision)
 
 
 def share_texts(run: RunConfig, folder: Path) -> RunConfig:

@@ -19,7 +19,7 @@ from distill_runner.api import composed
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import resolved_settings, typed_run
 from distill_runner.pipeline.build import training_conditions
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.report.identity import identity_of, recorded_identity, row_names
 from distill_runner.report.result import describe_run
 from helpers.words import WORDS
@@ -222,7 +222,7 @@ class Walk:
         config = pickle.loads(pickle.dumps(config))  # a sixth of the time of deepcopy
         config.seed = seed
         run = typed_run(config)
-        stage = resolve(run.stages, "student", run.runtime.precision)
+        stage = resolve_stage(run.stages, "student", run.runtime.precision)
         identity = recorded_identity(stage, training_conditions())
         student = {"num_layers": stage.shape.num_layers}
         named = describe_run(run)

@@ -17,7 +17,7 @@ from distill_runner.datasets.corpora import Corpus, CorpusPart
 from distill_runner.methods.base import Progress
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.tasks import make_task
 from distill_runner.training.devices import Device
@@ -62,11 +62,11 @@ class Double(TeacherTargets):
     def __init__(self, teacher: TeacherTargets) -> None:
         self.teacher, self.device = teacher, teacher.device
 
-    def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
-        return self.teacher.inputs(batch, progress, needs)
+    def prepare(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
+        return self.teacher.prepare(batch, progress, needs)
 
-    def features(self, inputs: Any) -> Features:
-        features = self.teacher.features(inputs)
+    def features(self, prepared: Any) -> Features:
+        features = self.teacher.features(prepared)
         assert features.logits is not None
         return Features(features.logits.double(), {layer: cls.double() for layer, cls in features.cls.items()})
 
@@ -90,5 +90,5 @@ def told(history: History) -> dict[str, Any]:
 
 def built_student(run: RunConfig) -> dict[str, Tensor]:
     """The weights of the student that a run trains."""
-    stage = resolve(run.stages, "student", run.runtime.precision)
+    stage = resolve_stage(run.stages, "student", run.runtime.precision)
     return load_file(Pipeline(Store(run.store.dir), run.runtime).build(stage) / "model" / "model.safetensors")

@@ -44,7 +44,7 @@ class FinishedRun:
         """
         from distill_runner.pipeline.build import Pipeline
         from distill_runner.pipeline.planning import needed_specs
-        from distill_runner.pipeline.resolving import resolve
+        from distill_runner.pipeline.resolving import resolve_stage
         from distill_runner.pipeline.store import Store
         from distill_runner.report.collect import label
         from distill_runner.report.result import describe_run
@@ -53,7 +53,7 @@ class FinishedRun:
             raise UserError("run", folder, "is not the folder of a run", "Give folders in outputs/runs.")
         config: Any = OmegaConf.load(folder / "config.yaml")
         run = typed_run(config)
-        stage = resolve(run.stages, "student", run.runtime.precision)
+        stage = resolve_stage(run.stages, "student", run.runtime.precision)
         pipeline = Pipeline(Store(run.store.dir), run.runtime)
         if stack is not None:
             stack.enter_context(pipeline.store.protected())

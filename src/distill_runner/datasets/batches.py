@@ -128,7 +128,7 @@ class Batch(AnyBatch):
         dropout_seed: seed of the update's dropout masks; None uses torch's own generator.
         output_rows: row of each output of the head among all outputs of the split; on the host. None if the row is
             the number of the example.
-        weights: for each unit, the weight of this batch's mean in the mean over the update.
+        shares: for each unit, the weight of this batch's mean in the mean over the update.
         example_weights: (B,), weights of the examples in the losses, with a mean of 1 over all
             training examples; None if all are 1.
         weights_of_tokens, weights_of_outputs: (T,) and (O,), the same for tokens and outputs of the head where they are
@@ -148,7 +148,7 @@ class Batch(AnyBatch):
     rows: Tensor | None = None
     dropout_seed: int | None = None
     output_rows: Tensor | None = None
-    weights: Mapping[Unit, float | Tensor] = field(default_factory=dict)
+    shares: Mapping[Unit, float | Tensor] = field(default_factory=dict)
     example_weights: Tensor | None = None
     weights_of_tokens: Tensor | None = None
     weights_of_outputs: Tensor | None = None

@@ -11,9 +11,9 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.common.schema import Assumption, Schema
+from distill_runner.datasets.readers.content import data_fingerprint, read_rows, read_table, require_own_rows
 from distill_runner.datasets.readers.dataset import Dataset, splits_overlap
 from distill_runner.datasets.readers.table import is_missing, text_of
-from distill_runner.datasets.readers.tables import data_fingerprint, read_rows, read_table, require_own_rows
 from distill_runner.datasets.tokenization import Examples
 
 LOCATION_FIELDS = {"dataset", "config", "revision", "encoding"}

@@ -44,7 +44,7 @@ class ImageBatch(AnyBatch):
     labels: Tensor | None = None
     output_rows: Tensor | None = None
     dropout_seed: int | None = None
-    weights: Mapping[Unit, float] = field(default_factory=dict)
+    shares: Mapping[Unit, float] = field(default_factory=dict)
 
     head_tokens, groups = None, ()
     """A head has one output per image, not per part of an image, and there are no groups of equal length."""

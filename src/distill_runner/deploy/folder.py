@@ -15,13 +15,13 @@ import yaml
 from distill_runner.common.errors import UserError, format_list, override, quantity
 from distill_runner.common.schema import validate_config
 from distill_runner.common.terminal import AccountLine
+from distill_runner.datasets.readers.content import column_names, read_columns
 from distill_runner.datasets.readers.dataset import is_text_encoding
 from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
 from distill_runner.datasets.readers.table import recorded_tables
-from distill_runner.datasets.readers.tables import column_names, read_columns
 from distill_runner.tasks.columns import LABEL, infer_columns
 from distill_runner.tasks.split_account import data_line
-from distill_runner.tasks.splits import NO_SPLIT, VALIDATION
+from distill_runner.tasks.task_splits import NO_SPLIT, VALIDATION
 from distill_runner.tasks.text import SCORE_FIELDS
 
 if TYPE_CHECKING:

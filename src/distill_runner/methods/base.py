@@ -111,10 +111,10 @@ class LossTerm(nn.Module, ABC):
             teacher: the teacher's features of all training examples, part by part, each example once.
         """
 
-    def phase(self, progress: Progress) -> Hashable:
+    def graph_key(self, progress: Progress) -> Hashable:
         """Return what ``forward`` depends on besides its arguments and parameters, such as the layers of this epoch.
 
-        A recorded update is replayed only in the same phase. A term that changes in ``begin_epoch`` has one an epoch.
+        A recorded update is replayed only with the same key. A term that changes in ``begin_epoch`` has one an epoch.
         """
         return None if type(self).begin_epoch is LossTerm.begin_epoch else progress.epoch
 
@@ -186,7 +186,7 @@ class LayeredTerm(LossTerm):
         self.layers = {j: layers[j - 1] for j in self.layers}
         self.supervise(self.layers)
 
-    def phase(self, progress: Progress) -> Hashable:
+    def graph_key(self, progress: Progress) -> Hashable:
         return tuple((j, *entry) for j, entry in self.current_layers.items())
 
     def build(self, student: EncoderShape, teacher: EncoderShape) -> None:
@@ -215,13 +215,12 @@ class LayeredTerm(LossTerm):
 class Method(nn.Module):
     """Weighted sum of named loss terms. A term of weight 0 is dropped, and its features are not computed.
 
+    ``student_needs`` and ``teacher_needs`` are the features that the next ``forward`` reads of each model.
+
     Args:
         terms: name -> term, in the order of logging.
         weights: name -> weight, not negative.
     """
-
-    needs: tuple[FeatureRequest, FeatureRequest]
-    """Features that the next ``forward`` reads of the student and of the teacher."""
 
     def __init__(self, terms: Mapping[str, LossTerm], weights: Mapping[str, float]) -> None:
         super().__init__()
@@ -229,7 +228,7 @@ class Method(nn.Module):
         self.terms = nn.ModuleDict({name: terms[name] for name in self.weights})
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> "Method":
-        """Bind every term, and set ``needs`` to all features that the terms read of the student and of the teacher.
+        """Bind every term, and request all features that the terms read of the student and of the teacher.
 
         Raises:
             UserError: a term does not work for this pair of models.
@@ -240,7 +239,7 @@ class Method(nn.Module):
                 student.require(term.student_needs, "student")
                 if teacher is not None:
                     teacher.require(term.teacher_needs, "teacher")
-        self.needs = self.combined_needs(self.named_terms().values())
+        self.student_needs, self.teacher_needs = self.combined_needs(self.named_terms().values())
         return self
 
     def named_terms(self) -> dict[str, LossTerm]:
@@ -269,16 +268,17 @@ class Method(nn.Module):
     def begin_epoch(self, progress: Progress) -> None:
         """Prepare for the updates of an epoch; called again when training resumes within the epoch.
 
-        A method that changes during training changes here: the terms that ``current_terms`` returns, and ``needs``, the
+        A method that changes during training changes here: the terms that ``current_terms`` returns, and the
         features that the next ``forward`` reads.
         """
         for term in self.named_terms().values():
             term.begin_epoch(progress)
-        self.needs = self.combined_needs(self.current_terms().values())
+        self.student_needs, self.teacher_needs = self.combined_needs(self.current_terms().values())
 
-    def phase(self, progress: Progress) -> Hashable:
-        """Return what an update depends on besides its inputs and parameters: features, terms, their phases."""
-        return self.needs, tuple((name, term.phase(progress)) for name, term in self.current_terms().items())
+    def graph_key(self, progress: Progress) -> Hashable:
+        """Return what an update depends on besides its inputs and parameters: features, terms, the keys of these."""
+        keys = ((name, term.graph_key(progress)) for name, term in self.current_terms().items())
+        return self.student_needs, self.teacher_needs, *keys
 
     def end_update(self, means: Mapping[str, Tensor], num_examples: int) -> None:
         """Receive the values of the terms after every update, for methods that keep statistics of them.
@@ -305,7 +305,7 @@ class Method(nn.Module):
         The contributions of all batches of an update add up to the mean over the update.
         """
         return {
-            name: times(batch.weights.get(term.mean_over, 1.0), term(student, teacher, batch, progress))
+            name: times(batch.shares.get(term.mean_over, 1.0), term(student, teacher, batch, progress))
             for name, term in self.current_terms().items()
         }
 

@@ -245,7 +245,7 @@ class MethodConfig(Schema):
         with torch.device("meta"):
             method = self.build(student, teacher, outputs)
         layers = tuple(method.supervised_layers())
-        return MethodDescription(*method.needs, self.reads_labels, layers, self.schedule)
+        return MethodDescription(method.student_needs, method.teacher_needs, self.reads_labels, layers, self.schedule)
 
     def spec(self, outputs: Outputs) -> dict[str, Any]:
         """Return what determines the method: its terms and its schedule, but not the name of the method.

@@ -204,8 +204,8 @@ class ScheduledMethod(Method):
         for term in self.named_terms().values():
             if isinstance(term, LayeredTerm):
                 term.supervise(current_layers)
-        student, teacher = self.combined_needs(self.current_terms().values())
-        self.needs = replace(student, first_trained=self._first_trained(lowest)), teacher
+        student, self.teacher_needs = self.combined_needs(self.current_terms().values())
+        self.student_needs = replace(student, first_trained=self._first_trained(lowest))
 
     def _first_trained(self, lowest: int) -> int:
         """Return the lowest layer that gets gradients; 0 includes the embeddings, and ``self.head`` is the head alone.

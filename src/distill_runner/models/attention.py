@@ -21,11 +21,11 @@ class PackedAttention:
 
     Args:
         num_heads: number of heads, which divide the features of a token among them.
-        noise: dropout masks for attention probabilities; None uses torch's own generator.
+        dropout: dropout masks for attention probabilities; None uses torch's own generator.
     """
 
-    def __init__(self, batch: Batch, num_heads: int, noise: DropoutMasks | None) -> None:
-        self.groups, self.num_heads, self.noise = batch.groups, num_heads, noise
+    def __init__(self, batch: Batch, num_heads: int, dropout: DropoutMasks | None) -> None:
+        self.groups, self.num_heads, self.dropout = batch.groups, num_heads, dropout
         self.ragged = RaggedAttention.for_batch(batch)
         self.masks: dict[tuple[int | None, torch.dtype], list[Tensor]] = {}
 
@@ -45,10 +45,10 @@ class PackedAttention:
             rows = qkv[group.tokens].index_select(0, group.gather.flatten())
             parts = rows.view(*group.gather.shape, 3, self.num_heads, -1)  # the output of padding is not used
             queries, keys, values = parts.permute(2, 0, 3, 1, 4).contiguous()  # (n, heads, L, d) each
-            if p and self.noise is not None:
+            if p and self.dropout is not None:
                 scores = _scores(queries.flatten(0, 1), keys.flatten(0, 1), mask, queries.shape[-1])
                 probabilities = scores.softmax(-1).unflatten(0, queries.shape[:2])
-                context = self.noise.drop_attention(probabilities, group, p, site) @ values
+                context = self.dropout.drop_attention(probabilities, group, p, site) @ values
             else:
                 context = scaled_dot_product_attention(queries, keys, values, mask[:, None], dropout_p=p)
             rows = context.transpose(1, 2).flatten(2).flatten(0, 1)
@@ -86,10 +86,10 @@ class PackedAttention:
             states = h_TH[group.tokens].index_select(0, group.gather.flatten()).view(*group.gather.shape, -1)
             scores = _scores(queries, states, mask, size)
             probabilities = scores.softmax(-1)[:, :, None]
-            if self.noise is None:
+            if self.dropout is None:
                 probabilities = dropout(probabilities, p)
             else:
-                probabilities = self.noise.drop_attention(probabilities, group, p, site)
+                probabilities = self.dropout.drop_attention(probabilities, group, p, site)
             means.append(probabilities.squeeze(2) @ states)
             sums.append(probabilities.sum(-1))
         context_NBd = torch.cat(means).transpose(0, 1) @ value_NdH.transpose(1, 2)

@@ -45,11 +45,11 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
     family, exact_batch = PACKED[model.config.model_type], batch
     if torch.is_autocast_enabled("cpu"):
         batch = batch.round_up()  # CPU kernels for low precision are compiled for each number of rows
-    noise = DropoutMasks.for_batch(batch) if model.training else None
-    call = _PackedCall(model, family, family.layers(model.base_model), batch, exact_batch, noise, needs)
+    masks = DropoutMasks.for_batch(batch) if model.training else None
+    call = _PackedCall(model, family, family.layers(model.base_model), batch, exact_batch, masks, needs)
     features = Features()
     with torch.set_grad_enabled(torch.is_grad_enabled() and not needs.first_trained):
-        h_TH = family.embed(model, batch, _drop_at(noise, 0))
+        h_TH = family.embed(model, batch, _drop_at(masks, 0))
     h_TH = _run_layers(call, h_TH, features)
     if needs.logits or needs.next_sentence:
         _run_head(call, h_TH, features)
@@ -63,7 +63,7 @@ class _PackedCall:
     Attributes:
         batch: tokens; on a CPU in low precision some meaningless tokens follow the first ``num_tokens``.
         exact_batch: the same without meaningless tokens.
-        noise: dropout masks in training; None in evaluation, or to use torch's own generator.
+        masks: dropout masks in training; None in evaluation, or to use torch's own generator.
     """
 
     model: Any
@@ -71,7 +71,7 @@ class _PackedCall:
     layers: Sequence[Layer]
     batch: Batch
     exact_batch: Batch
-    noise: DropoutMasks | None
+    masks: DropoutMasks | None
     needs: FeatureRequest
 
     @property
@@ -110,7 +110,7 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
     num_layers = max([num_outputs, *(number for _, number in needs.projections)])
     rotary_types = {layer.rotary for layer in layers[:num_layers] if layer.rotary}
     angles = {rotary: call.family.angles(backbone, h_TH, batch.positions, rotary) for rotary in rotary_types}
-    heads = PackedAttention(batch, call.model.config.num_attention_heads, call.noise)
+    heads = PackedAttention(batch, call.model.config.num_attention_heads, call.masks)
     has_gradients = torch.is_grad_enabled()
     if 0 in needs.states:
         features.states[0] = h_TH[: call.num_tokens]
@@ -125,10 +125,10 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
             # So far without rotary positions, which turn the keys of all tokens.
             reads_all = number in needs.states or layer.rotary is not None or not call.reads_first_only
             starts = batch.starts if number == num_layers and not reads_all else None
-            run = partial(_layer, layer, heads, number * SITES, starts, names, layer_angles)
+            apply = partial(_layer, layer, heads, number * SITES, starts, names, layer_angles)
             recomputes = layer.module.training and getattr(layer.module, "gradient_checkpointing", False)
             with torch.set_grad_enabled(has_gradients and number >= needs.first_trained):
-                h_TH, projections = checkpoint(run, h_TH, use_reentrant=False) if recomputes else run(h_TH)
+                h_TH, projections = checkpoint(apply, h_TH, use_reentrant=False) if recomputes else apply(h_TH)
                 if number == len(layers):
                     h_TH = call.family.final_norm(backbone, h_TH)
             if number in needs.states:
@@ -151,7 +151,7 @@ def _run_head(call: _PackedCall, h_TH: Tensor, features: Features) -> None:
             input_RH = call.exact_batch.means(h_TH[: call.num_tokens])
         else:
             input_RH = cls_BH if batch.head_tokens is None else h_TH.index_select(0, batch.head_tokens)
-        features.logits = call.family.logits(call.model, input_RH, _drop_at(call.noise, _HEAD, batch.head_tokens))
+        features.logits = call.family.logits(call.model, input_RH, _drop_at(call.masks, _HEAD, batch.head_tokens))
     if call.needs.next_sentence:
         pooled_BH = call.model.base_model.pooler(cls_BH[:, None])
         features.next_sentence = call.model.cls.seq_relationship(pooled_BH)
@@ -204,13 +204,13 @@ def _layer(
         q_BH = functional.linear(h_QH, *layer.weights(["query"]))
         projections = {name: _project(layer, [name], x_TH, angles) for name in names}
         context_QH = heads.attend_first(x_TH, q_BH, layer.weights(["key"]), layer.weights(["value"]), p, site)
-    return layer.finish(h_QH, context_QH, _drop_at(heads.noise, site)), projections
+    return layer.finish(h_QH, context_QH, _drop_at(heads.dropout, site)), projections
 
 
-def _drop_at(noise: DropoutMasks | None, site: int, rows_R: Tensor | None = None) -> Drop:
+def _drop_at(masks: DropoutMasks | None, site: int, rows_R: Tensor | None = None) -> Drop:
     def drop(dropout: Any, x_RH: Tensor, number: int) -> Tensor:
-        if noise is None:
+        if masks is None:
             return dropout(x_RH)
-        return noise.drop_features(x_RH, getattr(dropout, "p", 0.0), site + number, rows_R)
+        return masks.drop_features(x_RH, getattr(dropout, "p", 0.0), site + number, rows_R)
 
     return drop

@@ -18,7 +18,7 @@ MAX_VALUE = 40
 
 
 @cache
-def table() -> dict[str, dict[str, Any]]:
+def key_statuses() -> dict[str, dict[str, Any]]:
     """Return what becomes of each key, by file and status."""
     content: dict[str, dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     return content
@@ -30,7 +30,7 @@ def status_of(kind: str, key: str) -> tuple[str, list[Any]]:
     Args:
         kind: file of the table, such as ``config.json``.
     """
-    for status, entries in table()[kind].items():
+    for status, entries in key_statuses()[kind].items():
         if status in (REFUSED, OF_ENCODERS, REPORTED):
             if key in entries:
                 return status, entries[key]

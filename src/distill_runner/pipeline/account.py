@@ -23,7 +23,7 @@ from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.sources import read_config
 from distill_runner.models.vectors import MODULES, source_folder
 from distill_runner.models.weights import WeightsReport
-from distill_runner.pipeline.inputs import Inputs, account_of_examples, read_examples, weights_report
+from distill_runner.pipeline.inputs import StageInputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.tasks.scores import TRANSFER, scores_line
@@ -45,7 +45,7 @@ def log_account(lines: Iterable[AccountLine]) -> None:
             log.warning("warning: %s", warning)
 
 
-def task_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+def task_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
     """Yield the lines on the data of the stage's task: the splits that it trains on and is scored on."""
     if (task := stage.config.task) is None:
         return
@@ -87,7 +87,7 @@ def _not_downloaded(stage: Stage, split: str) -> str | None:
     return f"{absent[0]} on the hub: transfer set {transfer.name}" if absent else None
 
 
-def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount, np.ndarray | None]:
+def _read_split(stage: Stage, split: str, inputs: StageInputs) -> tuple[SplitAccount, np.ndarray | None]:
     """Return the account of a split and the hashes of its examples from the data, without storing anything."""
     task = stage.config.task
     assert task is not None
@@ -104,7 +104,7 @@ def _read_split(stage: Stage, split: str, inputs: Inputs) -> tuple[SplitAccount,
     return account, task.hashes(examples, None)
 
 
-def example_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+def example_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
     """Yield a line for each stage of the run whose training examples have weights."""
     for part in stage.in_build_order:
         task = part.config.task
@@ -123,7 +123,7 @@ def example_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         yield AccountLine("examples", text + unread, (), details)
 
 
-def score_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+def score_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
     """Yield a line on the scores in columns of the data for each stage of the run whose teacher they are.
 
     Stages that learn from the same scores share a line.
@@ -143,7 +143,7 @@ def score_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         texts.add(str(line))
 
 
-def corpus_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+def corpus_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
     """Yield a line for each corpus that a stage of the run has tokenized into the store."""
     for part in (stage, *stage.all_upstream):
         if (corpus := part.config.corpus) is None or (stored := inputs.account(part, "train")) is None:
@@ -156,7 +156,7 @@ def corpus_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         yield AccountLine("corpus", f"{corpus.name}: {text}", tuple(account.warnings), {"train": account.to_json()})
 
 
-def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+def weight_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
     """Yield a line for each model source whose weights a stage of the run starts from."""
     for part in stage.in_build_order:
         source = part.model_source
@@ -176,7 +176,7 @@ def weight_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         yield AccountLine("weights", f"{name}: {report}{unread}", warnings, details)
 
 
-def folder_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+def folder_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
     """Yield a line for each model whose folder says how texts become vectors, or has keys that are not read."""
     for part in stage.in_build_order:
         if (source := part.model_source) is None:
@@ -197,7 +197,7 @@ def folder_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
             yield AccountLine("folder", f"{part.name} {source.name}: {'; '.join(texts)}", (), {"unread": unread})
 
 
-def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+def label_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
     """Yield a line for each model of the run that keeps its head: which of its outputs is which class of the task.
 
     Raises:
@@ -223,7 +223,7 @@ def label_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
             yield AccountLine("labels", text, (), {"stage": part.name})
 
 
-def vocabulary_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
+def vocabulary_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
     """Yield a line for each stage of the run that trims its vocabulary."""
     for part in stage.in_build_order:
         if part.config.model.vocabulary != "trim" or not isinstance(part.tokenizer, TrimmedTokenizer):
@@ -245,7 +245,7 @@ def vocabulary_lines(stage: Stage, inputs: Inputs) -> Iterator[AccountLine]:
         yield AccountLine("tokens", f"{part.name}: {'; '.join(texts)}", (), details)
 
 
-def account_of_run(stage: Stage, inputs: Inputs) -> list[AccountLine]:
+def account_of_run(stage: Stage, inputs: StageInputs) -> list[AccountLine]:
     """Return the lines of the account of a run that ends with ``stage``. A new kind of input adds its function."""
     of_data = task_lines, example_lines, score_lines, corpus_lines
     of_models = weight_lines, folder_lines, label_lines, vocabulary_lines

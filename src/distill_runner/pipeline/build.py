@@ -19,7 +19,7 @@ from distill_runner.datasets.splits import Split
 from distill_runner.datasets.tokenization import save_tokenizer
 from distill_runner.models.build import build, load_model, require_cuttable
 from distill_runner.models.vocabulary import trim_embeddings
-from distill_runner.pipeline.inputs import Inputs, weights_report
+from distill_runner.pipeline.inputs import StageInputs, weights_report
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
@@ -59,11 +59,8 @@ STAGE_FOLDER = "stage"
 FEW = range(1, 5)
 """Updates in all on plain text, of one batch, which must have been read otherwise than the user means."""
 
-Report = Callable[[str], Log]
-"""Function from the name of a stage to the function that receives the stage's logged numbers."""
 
-
-def no_report(_stage: str) -> Log:
+def no_log(_stage: str) -> Log:
     """Return a log function that ignores the numbers."""
     return lambda values, step, epoch: None
 
@@ -77,12 +74,12 @@ class Pipeline:
     """Builder of stages into a store. A GPU is claimed only when there is something to compute.
 
     Args:
-        report: returns the function that receives the logged numbers of the stage of a given name.
+        log_of: returns the function that receives the logged numbers of the stage of a given name.
     """
 
-    def __init__(self, store: Store, runtime: Runtime, report: Report = no_report) -> None:
-        self.store, self.runtime, self.report = store, runtime, report
-        self.inputs = Inputs(store, lambda: self.device)
+    def __init__(self, store: Store, runtime: Runtime, log_of: Callable[[str], Log] = no_log) -> None:
+        self.store, self.runtime, self.log_of = store, runtime, log_of
+        self.inputs = StageInputs(store, lambda: self.device)
 
     @cached_property
     def device(self) -> Device:
@@ -241,7 +238,7 @@ class Pipeline:
             runtime=self.runtime,
             group=current_group(),
             folder=folder,
-            report=self.report(stage.name),
+            log_metrics=self.log_of(stage.name),
             select_best=stage.config.select == "best",
             pause_after=pause,
             epochs_folder=epochs,
@@ -258,8 +255,8 @@ class Pipeline:
         The method draws its own parameters from the same generators afterwards.
         """
         model, tokenizer, remaining = stage.config.model, stage.tokenizer, None
-        if stage.source:
-            model = model.model_copy(update={"source": str(self.build(stage.source) / "model")})
+        if stage.source_stage:
+            model = model.model_copy(update={"source": str(self.build(stage.source_stage) / "model")})
         if model.vocabulary == "trim" and isinstance(tokenizer, TrimmedTokenizer):
             remaining = self.inputs.trimmed(tokenizer)[1]
         vocab_size = self.inputs.vocab_size(stage)

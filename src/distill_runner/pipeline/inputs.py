@@ -13,9 +13,9 @@ import numpy as np
 from distill_runner.common.errors import UserError, error_context, quantity
 from distill_runner.common.seeds import stage_seed
 from distill_runner.datasets.pretraining import train_wordpiece, write_examples
+from distill_runner.datasets.readers.content import column_names, hub_commit
 from distill_runner.datasets.readers.dataset import Dataset
 from distill_runner.datasets.readers.table import FileRecord, TableRecord, recorded_tables
-from distill_runner.datasets.readers.tables import column_names, hub_commit
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
 from distill_runner.models.sources import ModelSource, resolve_source
 from distill_runner.models.vocabulary import num_changed, trim_tokenizer
@@ -25,7 +25,7 @@ from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
 from distill_runner.tasks.scores import TRANSFER, score_table
 from distill_runner.tasks.split_account import SplitAccount, account_of_tables, length_counts
-from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.training.data import CorpusData, Data, TaskData, TextData
 from distill_runner.training.devices import Device
 
@@ -35,7 +35,7 @@ REMAINING = "remaining.npy"
 """File of a trimmed tokenizer: the ids that its tokens had before."""
 
 
-class Inputs:
+class StageInputs:
     """Inputs of stages for a device, which is requested only when needed."""
 
     def __init__(self, store: Store, device: Callable[[], Device]) -> None:
@@ -77,12 +77,12 @@ class Inputs:
 
         It is the size before its vocabulary is trimmed.
         """
-        if stage.source is not None and isinstance(stage.source.tokenizer, TrimmedTokenizer):
+        if stage.source_stage is not None and isinstance(stage.source_stage.tokenizer, TrimmedTokenizer):
             return None
         stage = stage.with_full_vocabulary
-        if stage.config.model.resize and (stage.source or stage.model_source):
+        if stage.config.model.resize and (stage.source_stage or stage.model_source):
             return stage.shape.vocab_size
-        tokenizer = None if stage.source or stage.model_source else self.tokenizer(stage)
+        tokenizer = None if stage.source_stage or stage.model_source else self.tokenizer(stage)
         return None if tokenizer is None else max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
 
     def split(self, stage: Stage, name: str, tokenizer: Any | None = None) -> Split:

@@ -50,7 +50,7 @@ def stage_summary(stage: Stage) -> str:
     if config.prediction_source is not None:
         members = ", ".join(config.prediction_source.sources)
         return f"{data}: {f'mean of {members}' if members else 'columns of the data'}"
-    origin = stage.source.name if stage.source else config.model.source or "fresh"
+    origin = stage.source_stage.name if stage.source_stage else config.model.source or "fresh"
     terms = ", ".join(config.method.terms)
     size = f"{quantity(stage.shape.num_layers, 'layer')} x {stage.shape.width}"
     trimmed = ", vocabulary trimmed" if config.model.vocabulary == "trim" else ""

@@ -20,7 +20,7 @@ from distill_runner.pipeline.stages import CORPUS, STAGE, Stage, Tokenizer, Trim
 VOCABULARY, TRIM = ".model.vocabulary", "trim"
 
 
-def resolve(stages: Mapping[str, StageConfig], name: str, precision: str) -> Stage:
+def resolve_stage(stages: Mapping[str, StageConfig], name: str, precision: str) -> Stage:
     """Return the stage ``name`` with the upstream stages that it needs.
 
     Raises:
@@ -45,13 +45,13 @@ class _Resolver:
     precision: str
     stages: dict[str, Stage] = field(default_factory=dict)
 
-    def resolve(self, name: str, key: str, value: str, heirs: tuple[str, ...]) -> Stage:
-        """Return the stage ``name``, for which ``key=value`` asks. ``heirs`` are the stages that need it."""
+    def resolve(self, name: str, key: str, value: str, dependents: tuple[str, ...]) -> Stage:
+        """Return the stage ``name``, for which ``key=value`` asks. ``dependents`` are the stages that need it."""
         if name not in self.configs:
             remedy = f"{suggestion(name, self.configs)} Methods and experiments add others.".lstrip()
             raise UserError(key, value, "there is no such stage", remedy)
-        if name in heirs:
-            raise UserError("stages", " -> ".join([*heirs, name]), "a stage depends on itself")
+        if name in dependents:
+            raise UserError("stages", " -> ".join([*dependents, name]), "a stage depends on itself")
         if name not in self.stages:
             config = self.configs[name]
             if config.task is not None:
@@ -62,7 +62,7 @@ class _Resolver:
                 self.stages[name] = self._predictions(name, config, config.prediction_source)
             else:
                 with error_context(f"stages.{name}"):
-                    self.stages[name] = self._model(name, config, heirs)
+                    self.stages[name] = self._model(name, config, dependents)
         return self.stages[name]
 
     def _origins(self, config: StageConfig | None) -> list[ModelSource]:
@@ -95,16 +95,18 @@ class _Resolver:
         for number, source in enumerate(predictions.sources, start=1):
             model = config.model.model_copy(update={"source": source})
             member = config.model_copy(update={"model": model, "prediction_source": None})
-            members.append(resolve({**self.configs, f"{name}{number}": member}, f"{name}{number}", self.precision))
+            members.append(
+                resolve_stage({**self.configs, f"{name}{number}": member}, f"{name}{number}", self.precision)
+            )
         return Stage(name, config, members[0].shape, self.precision, members=tuple(members))
 
-    def _model(self, name: str, config: StageConfig, heirs: tuple[str, ...]) -> Stage:
+    def _model(self, name: str, config: StageConfig, dependents: tuple[str, ...]) -> Stage:
         """Return a stage that yields a model."""
         source, model_source, model = None, None, config.model
         if config.optim.epochs == 0 and not config.method.reads_teacher:  # its terms, on labels, are never computed
             config = config.model_copy(update={"method": MethodConfig(terms={})})
         if model.source and model.source.startswith(STAGE):
-            source = self.resolve(model.source.removeprefix(STAGE), ".model.source", model.source, (*heirs, name))
+            source = self.resolve(model.source.removeprefix(STAGE), ".model.source", model.source, (*dependents, name))
         elif model.source:
             model_source = resolve_source(model.source)
         tokenizer = _tokenizer(config, source, model_source)
@@ -143,7 +145,7 @@ class _Resolver:
         elif config.teacher is None:
             raise UserError("teacher", None, "this method needs a teacher, but the stage has none")
         else:
-            stage = _with_teacher(stage, self.resolve(config.teacher, ".teacher", config.teacher, (*heirs, name)))
+            stage = _with_teacher(stage, self.resolve(config.teacher, ".teacher", config.teacher, (*dependents, name)))
         if model.vocabulary != TRIM:
             return stage
         if not isinstance(stage.tokenizer, ModelSource):

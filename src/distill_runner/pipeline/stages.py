@@ -73,7 +73,7 @@ class Stage:
     """Stage with its sources and all upstream stages resolved, and with a description of its method.
 
     Attributes:
-        source: stage whose model this stage starts from; None if there is none.
+        source_stage: stage whose model this stage starts from; None if there is none.
         model_source: folder or hub commit that the model starts from, if no stage yields it and it is not new.
         teacher: stage that this stage learns from; None if there is none.
         description: what the method reads; None for a stage of predictions, which has no model.
@@ -87,7 +87,7 @@ class Stage:
     shape: EncoderShape
     precision: str
     tokenizer: Tokenizer = None
-    source: "Stage | None" = None
+    source_stage: "Stage | None" = None
     model_source: ModelSource | None = None
     teacher: "Stage | None" = None
     description: MethodDescription | None = None
@@ -98,7 +98,7 @@ class Stage:
 
     @property
     def upstream(self) -> list["Stage"]:
-        return [stage for stage in (self.source, self.teacher, *self.members) if stage]
+        return [stage for stage in (self.source_stage, self.teacher, *self.members) if stage]
 
     @cached_property
     def all_upstream(self) -> list["Stage"]:
@@ -114,14 +114,14 @@ class Stage:
     @property
     def root(self) -> "Stage":
         """First stage in the chain of sources; its model comes from no other stage."""
-        return self.source.root if self.source else self
+        return self.source_stage.root if self.source_stage else self
 
     @property
     def earlier(self) -> list["Stage"]:
         """Stages whose weights this stage continues, the last one first."""
-        if self.source is None or self.config.model.layers == "random":
+        if self.source_stage is None or self.config.model.layers == "random":
             return []
-        return [self.source, *self.source.earlier]
+        return [self.source_stage, *self.source_stage.earlier]
 
     @property
     def num_trained_positions(self) -> int | None:
@@ -139,7 +139,7 @@ class Stage:
         """Original teacher: the one before all assistants, or the teacher of the phase that this stage continues."""
         if self.teacher is not None:
             return self.teacher.first_teacher or self.teacher
-        return self.source.first_teacher if self.source else None
+        return self.source_stage.first_teacher if self.source_stage else None
 
     @property
     def has_columns(self) -> bool:
@@ -307,8 +307,8 @@ class Stage:
             return spec | {"kind": predictions.type, "members": members, "weights": weights}
         unread = {"source", "tokenizer"}
         origin: dict[str, Any] = {}
-        if self.source is not None:
-            origin = {"upstream": self.source.key}
+        if self.source_stage is not None:
+            origin = {"upstream": self.source_stage.key}
         elif self.model_source is not None:
             origin = {"content": self.model_source.fingerprint}
         else:

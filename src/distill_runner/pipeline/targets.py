@@ -14,7 +14,7 @@ from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import SCHEMA, Spec
 from distill_runner.tasks.scores import training_scores
-from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.tasks.task_splits import HELD_OUT
 
 log = logging.getLogger(__name__)
 

@@ -154,7 +154,7 @@ def settings(result: Result) -> Mapping[str, Any]:
 
 
 def data_of(result: Result) -> Mapping[str, Any]:
-    """Return the data that trained, selected and scored a student (``Splits.data_summary``); empty if not known."""
+    """Return the data that trained, selected and scored a student (``TaskSplits.data_summary``); empty if not known."""
     return result.get("data") or {}
 
 

@@ -31,7 +31,7 @@ from distill_runner.datasets.metrics import (
     OF_SECOND_CLASS,
     REGRESSION_METRICS,
 )
-from distill_runner.datasets.readers.tables import listed_names, open_split
+from distill_runner.datasets.readers.content import listed_names, open_split
 from distill_runner.report.compare import Comparison, Predictions, compare_cells, correct
 from distill_runner.report.formats import as_mapping, escaped
 from distill_runner.report.frame import Cell, Point

@@ -41,7 +41,7 @@ from distill_runner.report.published import (
     published_tasks,
 )
 from distill_runner.tasks import Task
-from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.training.train import PREDICTIONS
 
 NO_SETTINGS = frozenset({"experiment", "sweep", "tracker"})
@@ -101,7 +101,7 @@ def _steps_in_all(stage: Stage, pipeline: Pipeline) -> int | None:
 
     Steps of its teacher do not count, also if the student starts with the teacher's layers.
     """
-    source = None if stage.source is stage.first_teacher else stage.source
+    source = None if stage.source_stage is stage.first_teacher else stage.source_stage
     earlier = _steps_in_all(source, pipeline) if source else 0
     measured = measured_stage(stage, pipeline)
     return None if earlier is None or measured is None else earlier + measured["step"]

@@ -29,7 +29,7 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
-from distill_runner.pipeline.build import Pipeline, decide_cached, no_report, training_conditions
+from distill_runner.pipeline.build import Pipeline, decide_cached, no_log, training_conditions
 from distill_runner.pipeline.planning import METRICS, position_warnings, stage_summary, stages_to_build
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store, key_of
@@ -233,12 +233,12 @@ class Estimator:
                 device=device,
                 runtime=self.pipeline.runtime,
                 folder=Path(folder),
-                report=no_report(stage.name),
+                log_metrics=no_log(stage.name),
             )
             seconds = list[float]()
             for update in training.rest_of_epoch():
                 started = clock()
-                training.step(update)
+                training.take_update(update)
                 if device.torch.type == "cuda":
                     torch.cuda.synchronize(device.torch)
                 seconds.append(clock() - started)

@@ -25,7 +25,7 @@ from distill_runner.compose.explain import user_facing_error
 from distill_runner.compose.run_config import RunConfig, typed_run
 from distill_runner.pipeline import status
 from distill_runner.pipeline.build import training_conditions
-from distill_runner.pipeline.resolving import resolve
+from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.report.identity import recorded_identity
@@ -283,7 +283,7 @@ def _point(overrides: Sequence[str], config: DictConfig) -> GridPoint:
     try:
         run = typed_run(config, all_overrides)
         names = describe_run(run)
-        stage = resolve(run.stages, run.stage, run.runtime.precision)
+        stage = resolve_stage(run.stages, run.stage, run.runtime.precision)
         return GridPoint(tuple(overrides), folder, stage.key, names, run, stage)  # the key reads the data
     except (UserError, OmegaConfBaseException) as error:
         if names is None:

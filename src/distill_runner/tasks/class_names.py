@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.datasets.readers.content import read_table
 from distill_runner.datasets.readers.dataset import parse_split
-from distill_runner.datasets.readers.tables import read_table
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.scores import class_of_column, score_table, task_of_answers
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, override
-from distill_runner.datasets.readers.table import DIGITS, TEXT, is_missing
-from distill_runner.datasets.readers.tables import (
+from distill_runner.datasets.readers.content import (
     SplitTable,
     column_names,
     inspect_columns,
     listed_names,
     read_columns,
 )
+from distill_runner.datasets.readers.table import DIGITS, TEXT, is_missing
 
 LABEL = "label"
 """Default name of the label column."""

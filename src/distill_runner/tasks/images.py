@@ -12,14 +12,14 @@ from pydantic import Field, PositiveInt, model_validator
 
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.images import CHANNELS, Augment, Decoding, Mode
+from distill_runner.datasets.readers.content import read_table
 from distill_runner.datasets.readers.table import TableRecord
-from distill_runner.datasets.readers.tables import read_table
 from distill_runner.models.metadata import read_json
 from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.scores import TRANSFER, read_scores, selected_rows, transfer_table
 from distill_runner.tasks.split_account import SplitAccount, example_hashes
-from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import Task
+from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.tasks.text import SCORE_FIELDS
 
 if TYPE_CHECKING:

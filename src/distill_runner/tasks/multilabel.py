@@ -8,8 +8,8 @@ from pydantic import model_validator
 
 from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
+from distill_runner.datasets.readers.content import SplitTable
 from distill_runner.datasets.readers.table import is_missing
-from distill_runner.datasets.readers.tables import SplitTable
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.class_names import class_scores
 from distill_runner.tasks.columns import as_int, is_empty, printed_list, typed_values

@@ -7,7 +7,7 @@ import numpy as np
 from distill_runner.common.errors import UserError, override
 from distill_runner.common.schema import Assumption
 from distill_runner.datasets.metrics import REGRESSION_METRICS
-from distill_runner.datasets.readers.tables import SplitTable
+from distill_runner.datasets.readers.content import SplitTable
 from distill_runner.tasks.columns import numbers
 from distill_runner.tasks.text import TextTask
 

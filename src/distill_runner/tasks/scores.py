@@ -16,8 +16,8 @@ import numpy as np
 from distill_runner.common.errors import UserError, format_list, override, quantity
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import compute_metrics
+from distill_runner.datasets.readers.content import SplitTable, read_table
 from distill_runner.datasets.readers.table import recorded_tables
-from distill_runner.datasets.readers.tables import SplitTable, read_table
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.columns import is_blank, numbers, printed_value
 from distill_runner.tasks.decoding import OneClass, fitted_temperature

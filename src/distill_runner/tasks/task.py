@@ -28,7 +28,7 @@ from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
 from distill_runner.tasks.split_account import SplitAccount, account_of_tables
-from distill_runner.tasks.splits import Splits
+from distill_runner.tasks.task_splits import TaskSplits
 
 if TYPE_CHECKING:
     from distill_runner.datasets.batches import Batch
@@ -69,7 +69,7 @@ class ExamplePredictions:
     label_text: Callable[[int], str]
 
 
-class Task(Splits):
+class Task(TaskSplits):
     """Base class of tasks; each type is a subclass, and one entry in ``TASK_TYPES``.
 
     A subclass must define ``metric_functions``, ``example_fields``, ``examples``, ``write``, ``open``, ``head``,
@@ -100,7 +100,7 @@ class Task(Splits):
         has_ids: whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them.
         agreement_name: what ``agreement`` is a share of.
     Raises:
-        UserError: a metric is unknown, or ``Splits`` refuses a field.
+        UserError: a metric is unknown, or ``TaskSplits`` refuses a field.
     """
 
     # 1. Columns

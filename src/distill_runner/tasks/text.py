@@ -13,9 +13,9 @@ from pydantic import Field, field_validator, model_validator
 
 from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.datasets.near_copies import near_copies, sketches
+from distill_runner.datasets.readers.content import SplitTable, column_names, listed_names, read_table
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
 from distill_runner.datasets.readers.table import TableRecord, recorded_tables, text_of
-from distill_runner.datasets.readers.tables import SplitTable, column_names, listed_names, read_table
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import check_names, names_as_text, read_names
@@ -43,8 +43,8 @@ from distill_runner.tasks.scores import (
     transfer_table,
 )
 from distill_runner.tasks.split_account import SplitAccount, effective_number
-from distill_runner.tasks.splits import HELD_OUT, VALIDATION
 from distill_runner.tasks.task import ExamplePredictions, Task
+from distill_runner.tasks.task_splits import HELD_OUT, VALIDATION
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet

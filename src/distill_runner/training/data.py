@@ -21,7 +21,7 @@ from distill_runner.datasets.splits import HeldOutSplit, Split
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, has_next_sentence_head
 from distill_runner.tasks import Task
-from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.training.config import Optim
 from distill_runner.training.devices import Device
 from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup
@@ -45,13 +45,14 @@ class Update:
     """The batches of one update that one process computes.
 
     ``num_examples`` counts the examples of the whole update, over all processes. ``shares`` holds the weight of each
-    batch; the weights of all processes sum to 1. ``noise`` is the update's dropout seed, equal in all processes.
+    batch; the weights of all processes sum to 1. ``dropout_seed`` is equal in all
+    processes.
     """
 
     num_examples: int
     batches: list[Batch]
     shares: list[float]
-    noise: int
+    dropout_seed: int
 
     @property
     def counts(self) -> Tensor:
@@ -83,14 +84,14 @@ def epoch_updates(
         count = -(-len(parts) // group.size)
         batches = [data.batch(part, epoch) for part in [*own_parts, parts[0]][:count]]
         shares = [*(len(part) / len(update) for part in own_parts), 0.0][:count]
-        noise = int(np.random.default_rng([seed, epoch, start]).integers(2**63))
-        yield Update(len(update), batches, shares, noise)
+        dropout_seed = int(np.random.default_rng([seed, epoch, start]).integers(2**63))
+        yield Update(len(update), batches, shares, dropout_seed)
 
 
-def weighted_batches(update: Update, totals_2: Tensor | None = None) -> list[Batch]:
-    """Return the batches of ``update`` with its dropout seed and with their weights in the means over the update.
+def batches_with_shares(update: Update, totals_2: Tensor | None = None) -> list[Batch]:
+    """Return the batches of ``update`` with its dropout seed, each with its share of the mean over the update.
 
-    Each unit (example, output, token) has separate weights, because examples differ in their number of masked tokens.
+    Each unit (example, output, token) has a share of its own, because examples differ in their number of masked tokens.
 
     Args:
         totals_2: ``Update.counts``, summed over all processes; None if there is one process.
@@ -98,12 +99,14 @@ def weighted_batches(update: Update, totals_2: Tensor | None = None) -> list[Bat
     shares_N1 = torch.tensor(update.shares, dtype=torch.float64)[:, None]
     counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in update.batches]) * (shares_N1 > 0)
     totals_2 = update.counts if totals_2 is None else totals_2
-    weights_N3 = torch.cat([shares_N1, (counts_N2.double() / totals_2).nan_to_num()], dim=1)
+    shares_N3 = torch.cat([shares_N1, (counts_N2.double() / totals_2).nan_to_num()], dim=1)
     return [
         replace(
-            batch, weights=dict(zip(("example", "output", "token"), weights, strict=True)), dropout_seed=update.noise
+            batch,
+            shares=dict(zip(("example", "output", "token"), shares, strict=True)),
+            dropout_seed=update.dropout_seed,
         )
-        for batch, weights in zip(update.batches, weights_N3.tolist(), strict=True)
+        for batch, shares in zip(update.batches, shares_N3.tolist(), strict=True)
     ]
 
 

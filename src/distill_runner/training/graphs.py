@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 Part = tuple[Batch, Any]
 """A batch with its weights, and what the teacher's features follow from."""
-Update = Callable[[Iterable[Part], Tensor, Progress], dict[str, Tensor]]
 
 TOKEN_STEP, OUTPUT_STEP, LENGTH_STEP = 128, 32, 32
 """Numbers of tokens, of outputs of a head on tokens, and of tokens of the longest text are rounded up to multiples."""
@@ -127,7 +126,12 @@ class Graphs:
         obstacle: why updates cannot be recorded; empty if they can.
     """
 
-    def __init__(self, update: Update, device: Device, obstacle: str = "") -> None:
+    def __init__(
+        self,
+        update: Callable[[Iterable[Part], Tensor, Progress], dict[str, Tensor]],
+        device: Device,
+        obstacle: str = "",
+    ) -> None:
         self.update, self.device = update, device
         self.recorded: dict[Hashable, _Recorded | None] = {}
         self.reads = set[str]()
@@ -136,18 +140,20 @@ class Graphs:
         if self.is_on and obstacle:
             self._give_up(obstacle)
 
-    def __call__(self, parts: Iterable[Part], rate: Tensor, progress: Progress, phase: Hashable) -> dict[str, Tensor]:
+    def __call__(
+        self, parts: Iterable[Part], rate: Tensor, progress: Progress, graph_key: Hashable
+    ) -> dict[str, Tensor]:
         """Take an update.
 
         Args:
             parts: batches, on the host, and what their targets follow from.
             rate: the learning rate, on the host.
-            phase: all that ``update`` depends on besides its arguments; another one gets graphs of its own.
+            graph_key: all that ``update`` depends on besides its arguments; another one gets graphs of its own.
         """
         if not self.is_on:
             return self.update(map(self.device.move, parts), self.device.move(rate), progress)
         inputs = (tuple(parts), rate)
-        key = (phase, *(getattr(progress, name) for name in sorted(self.reads)), shape_of(inputs))
+        key = (graph_key, *(getattr(progress, name) for name in sorted(self.reads)), shape_of(inputs))
         if key not in self.recorded:
             reads = ProgressReads(progress)
             values = self.update(*self.device.move(inputs), reads)  # type: ignore[arg-type]

@@ -78,9 +78,9 @@ class Meter:
         log_every: number of steps between two reports.
     """
 
-    def __init__(self, history: History, num_steps: int, per_epoch: int, log_every: int, report: Log) -> None:
+    def __init__(self, history: History, num_steps: int, per_epoch: int, log_every: int, log_metrics: Log) -> None:
         self.history, self.num_steps, self.per_epoch = history, num_steps, per_epoch
-        self.log_every, self.report = log_every, report
+        self.log_every, self.log_metrics = log_every, log_metrics
         self.pending: list[dict[str, Tensor]] = []
         self.restart()
 
@@ -119,5 +119,5 @@ class Meter:
             "examples_per_second": self.history.examples_per_second,
             "share_done": self.history.step / self.num_steps,
         }
-        self.report(means | progress, self.history.step, self.history.step / self.per_epoch)
+        self.log_metrics(means | progress, self.history.step, self.history.step / self.per_epoch)
         self.pending.clear()

@@ -32,7 +32,7 @@ from distill_runner.training.graphs import fill
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ROWS = 16
+SEQUENCE_MULTIPLE = 16
 """The teacher runs on a multiple of this many sequences: matrix products of fewer rows may use another kernel."""
 
 
@@ -44,19 +44,19 @@ class TeacherTargets:
 
     device = Device(torch.device("cpu"), "fp32")
 
-    def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
+    def prepare(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
         """Return a tree of tensors for a batch on the host, and for the features that are read now."""
         return Features()
 
-    def features(self, inputs: Any) -> Features:
-        """Return the features, from ``inputs`` on the device; by default they are the features."""
-        features: Features = inputs
+    def features(self, prepared: Any) -> Features:
+        """Return the features, from ``prepared`` on the device; by default they are the features."""
+        features: Features = prepared
         return features
 
     def __call__(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Features:
         """Return the features of a batch on the host, in one call."""
-        inputs = self.inputs(batch, progress, needs)  # which may open the teacher, and with it the device
-        return self.features(self.device.move(inputs))
+        prepared = self.prepare(batch, progress, needs)  # which may open the teacher, and with it the device
+        return self.features(self.device.move(prepared))
 
 
 class NoTeacher(TeacherTargets):
@@ -74,35 +74,35 @@ class LiveTargets(TeacherTargets):
         self.model = device.place(model).eval().requires_grad_(False)
         self.split, self.needs, self.device = split, needs, device
 
-    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
+    def prepare(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
         """Return the teacher's own batch, and which of its rows, tokens and outputs are those of ``batch``."""
         if needs is None or not self.needs.of_tokens:
             needs = self.needs
-        run = self.split.teacher_batch(batch, ROWS, self.device.length_multiple)
-        run = fill(run) if batch.weights_of_tokens is not None else run
-        row_of_example = {example: row for row, example in reversed([*enumerate(run.index.tolist())])}
+        own_batch = self.split.teacher_batch(batch, SEQUENCE_MULTIPLE, self.device.length_multiple)
+        own_batch = fill(own_batch) if batch.weights_of_tokens is not None else own_batch
+        row_of_example = {example: row for row, example in reversed([*enumerate(own_batch.index.tolist())])}
         # Only the outputs of words have a teacher with other examples, and then nothing else is read.
         rows = torch.tensor([row_of_example.get(example, 0) for example in batch.index.tolist()])
-        tokens = _tokens(run, rows, batch) if needs.of_tokens else slice(None)
-        return run, rows, tokens, rows if run.head_tokens is None else _outputs(run, batch), needs
+        tokens = _tokens(own_batch, rows, batch) if needs.of_tokens else slice(None)
+        return own_batch, rows, tokens, rows if own_batch.head_tokens is None else _outputs(own_batch, batch), needs
 
-    def features(self, inputs: Any) -> Features:
-        run, rows, tokens, outputs, needs = inputs
+    def features(self, prepared: Any) -> Features:
+        own_batch, rows, tokens, outputs, needs = prepared
         with torch.inference_mode(), self.device.autocast():
-            features = extract(self.model, run, needs)
+            features = extract(self.model, own_batch, needs)
         return features.full(rows, tokens, outputs)
 
 
-def _tokens(run: Batch, rows: Tensor, batch: Batch) -> Tensor:
-    """Return the indices in ``run`` of the tokens of ``batch``; ``rows`` are the indices of its sequences."""
-    first = run.starts[rows].repeat_interleave(batch.sequence_lengths, output_size=batch.num_tokens)
+def _tokens(own_batch: Batch, rows: Tensor, batch: Batch) -> Tensor:
+    """Return the indices in ``own_batch`` of the tokens of ``batch``; ``rows`` are the indices of its sequences."""
+    first = own_batch.starts[rows].repeat_interleave(batch.sequence_lengths, output_size=batch.num_tokens)
     return first + batch.positions
 
 
-def _outputs(run: Batch, batch: Batch) -> Tensor:
-    """Return the indices of the outputs of ``run`` that belong to the outputs of ``batch``, of a head on tokens."""
-    order = np.argsort(run.output_index, kind="stable")
-    return torch.from_numpy(order[np.searchsorted(run.output_index, batch.output_index, sorter=order)])
+def _outputs(own_batch: Batch, batch: Batch) -> Tensor:
+    """Return the indices of the outputs of ``own_batch`` that belong to those of ``batch``, of a head on tokens."""
+    order = np.argsort(own_batch.output_index, kind="stable")
+    return torch.from_numpy(order[np.searchsorted(own_batch.output_index, batch.output_index, sorter=order)])
 
 
 class MeanTargets(TeacherTargets):
@@ -117,11 +117,11 @@ class MeanTargets(TeacherTargets):
         self.teachers, self.mean = teachers, mean
         self.split, self.device = teachers[0].split, teachers[0].device
 
-    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
-        return [teacher.inputs(batch) for teacher in self.teachers]
+    def prepare(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
+        return [teacher.prepare(batch) for teacher in self.teachers]
 
-    def features(self, inputs: Any) -> Features:
-        pairs = zip(self.teachers, inputs, strict=True)
+    def features(self, prepared: Any) -> Features:
+        pairs = zip(self.teachers, prepared, strict=True)
         return Features(self.mean([teacher.features(part).logits_OC for teacher, part in pairs]))
 
 
@@ -131,11 +131,11 @@ class MappedTargets(TeacherTargets):
     def __init__(self, targets: TeacherTargets, function: Callable[[Features], Features]) -> None:
         self.targets, self.function, self.device = targets, function, targets.device
 
-    def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
-        return self.targets.inputs(batch, progress, needs)
+    def prepare(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
+        return self.targets.prepare(batch, progress, needs)
 
-    def features(self, inputs: Any) -> Features:
-        return self.function(self.targets.features(inputs))
+    def features(self, prepared: Any) -> Features:
+        return self.function(self.targets.features(prepared))
 
 
 def in_float16(features: Features) -> Features:
@@ -157,16 +157,16 @@ class CachedTargets(TeacherTargets):
         self.arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
         self.examples, self.outputs = self.arrays.pop("examples", None), self.arrays.pop("outputs", None)
 
-    def inputs(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
+    def prepare(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
         index, places = _rows(self.examples, batch.index.numpy()), _rows(self.outputs, batch.output_index)
-        inputs = {"logits": torch.from_numpy(self.arrays["logits"][places])} if "logits" in self.arrays else {}
+        prepared = {"logits": torch.from_numpy(self.arrays["logits"][places])} if "logits" in self.arrays else {}
         if self.layers:
-            inputs["cls"] = torch.from_numpy(self.arrays["cls"][index])
-        return inputs
+            prepared["cls"] = torch.from_numpy(self.arrays["cls"][index])
+        return prepared
 
-    def features(self, inputs: Any) -> Features:
-        logits = inputs["logits"].float() if "logits" in inputs else None
-        by_layer = inputs["cls"].float().transpose(0, 1).contiguous().unbind() if self.layers else ()
+    def features(self, prepared: Any) -> Features:
+        logits = prepared["logits"].float() if "logits" in prepared else None
+        by_layer = prepared["cls"].float().transpose(0, 1).contiguous().unbind() if self.layers else ()
         return Features(logits, dict(zip(self.layers, by_layer, strict=True)))
 
     @staticmethod
@@ -184,7 +184,7 @@ class CachedTargets(TeacherTargets):
         split = teacher.split.teacher_inputs
         indices = np.arange(len(split)) if examples is None else examples
         budget = TOKENS_PER_BATCH[teacher.device.torch.type]
-        batches = [indices[rows] for rows in batches_by_tokens(split.lengths[indices], budget, ROWS)]
+        batches = [indices[rows] for rows in batches_by_tokens(split.lengths[indices], budget, SEQUENCE_MULTIPLE)]
         outputs, num_outputs = None, split.num_outputs
         if examples is not None:
             outputs = np.sort(np.concatenate([split.batch(index).output_index for index in batches]))
@@ -245,7 +245,7 @@ class CheckpointTargets(TeacherTargets):
         self.number: int | None = None
         self.targets: TeacherTargets = NoTeacher()
 
-    def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
+    def prepare(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
         assert progress is not None
         number = self.route[progress.epoch]
         if number != self.number:
@@ -253,7 +253,7 @@ class CheckpointTargets(TeacherTargets):
             with preserved_random_state():  # building a model draws random numbers, but reading a cache does not
                 self.targets = self.open_checkpoint(number)
             self.number, self.device = number, self.targets.device
-        return number, self.targets.inputs(batch, progress, needs)  # a graph is of one checkpoint
+        return number, self.targets.prepare(batch, progress, needs)  # a graph is of one checkpoint
 
-    def features(self, inputs: Any) -> Features:
-        return self.targets.features(inputs[1])
+    def features(self, prepared: Any) -> Features:
+        return self.targets.features(prepared[1])

@@ -30,14 +30,14 @@ from distill_runner.training.data import (
     Data,
     Update,
     batches_by_tokens,
+    batches_with_shares,
     epoch_updates,
-    weighted_batches,
 )
 from distill_runner.training.devices import Device
 from distill_runner.training.graphs import Graphs, Part, fill
 from distill_runner.training.history import History, Log, Meter, load_checkpoint, save_checkpoint
 from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, convert_sync_batch_norm
-from distill_runner.training.teachers import ROWS, TeacherTargets
+from distill_runner.training.teachers import SEQUENCE_MULTIPLE, TeacherTargets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,7 +77,7 @@ def fit(training: Training) -> History:
                     training.save()
                 if stop:
                     raise KeyboardInterrupt
-                training.step(update, totals)
+                training.take_update(update, totals)
             if any(group.agree([bool(interrupts)])[0]):
                 training.save()
                 raise KeyboardInterrupt
@@ -95,7 +95,7 @@ class Training:
         teacher: the teacher's outputs for ``data``.
         seed: seed of the order of examples and of dropout.
         folder: folder of the artifact; training resumes from a checkpoint in it.
-        report: callback for metrics, called every ``runtime.log_every`` steps and after every epoch.
+        log_metrics: callback for metrics, called every ``runtime.log_every`` steps and after every epoch.
         group: processes that share every update. All have the same arguments; only the main process writes.
         select_best: keep the model of the epoch with the best first metric, otherwise the model of the last epoch.
         pause_after: stop after this many epochs, unless training is finished by then.
@@ -114,7 +114,7 @@ class Training:
         device: Device,
         runtime: Runtime,
         folder: Path,
-        report: Log,
+        log_metrics: Log,
         group: ProcessGroup = SINGLE_PROCESS,
         select_best: bool = False,
         pause_after: int | None = None,
@@ -123,7 +123,7 @@ class Training:
         model, method = device.place(model), device.place(method)
         self.model, self.method, self.data, self.teacher = model, method, data, teacher
         self.optim, self.seed, self.device, self.group = optim, seed, device, group
-        self.folder, self.report, self.epochs_folder = folder, report, epochs_folder
+        self.folder, self.log_metrics, self.epochs_folder = folder, log_metrics, epochs_folder
         self.select_best, self.pause_after = select_best, pause_after
         convert_sync_batch_norm(model, group)
         self.num_params = count_parameters(model)
@@ -140,8 +140,8 @@ class Training:
         self.checkpoint_minutes, self.checkpoint_steps = runtime.checkpoint_minutes, runtime.checkpoint_steps
         self.optimizer, self.scaler = make_optimizer(model, method, self.optim), device.scaler()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.parts = {"model": model, "method": method, "optimizer": self.optimizer, "scaler": self.scaler}
-        self.history = load_checkpoint(self.folder / CHECKPOINT, self.parts)
+        self.stateful = {"model": model, "method": method, "optimizer": self.optimizer, "scaler": self.scaler}
+        self.history = load_checkpoint(self.folder / CHECKPOINT, self.stateful)
         if self.history.step:
             log.info("resuming after step %d, in epoch %d", self.history.step, self.history.epoch + 1)
         self.per_epoch = math.ceil(len(self.data) / self.optim.batch_size)
@@ -160,8 +160,8 @@ class Training:
             f"an example of weight 0 would change {', '.join(unweighted)}": unweighted,
         }
         obstacle = next((text for text, is_met in obstacles.items() if is_met), "")
-        self.graphs = Graphs(self.update, device, obstacle)
-        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, report)
+        self.graphs = Graphs(self.take_update_on_device, device, obstacle)
+        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, log_metrics)
         self.last_save, self.saved_step = time.monotonic(), self.history.step
 
     @property
@@ -185,11 +185,11 @@ class Training:
     @torch.no_grad()
     def fit_method(self) -> None:
         """Let the terms that need it see the teacher's features of all training examples."""
-        needs = self.method.needs[1]
+        budget = TOKENS_PER_BATCH[self.device.torch.type]
 
         def features() -> Iterator[Features]:
-            for index in batches_by_tokens(self.data.lengths, TOKENS_PER_BATCH[self.device.torch.type], ROWS):
-                yield self.teacher(self.data.batch(index, 0), self.progress, needs)
+            for index in batches_by_tokens(self.data.lengths, budget, SEQUENCE_MULTIPLE):
+                yield self.teacher(self.data.batch(index, 0), self.progress, self.method.teacher_needs)
 
         self.method.fit(features)
 
@@ -204,7 +204,7 @@ class Training:
         position = (self.seed, history.epoch, history.position)
         yield from islice(epoch_updates(self.data, self.optim, *position, self.group), remaining)
 
-    def step(self, update: Update, totals_2: Tensor | None = None) -> None:
+    def take_update(self, update: Update, totals_2: Tensor | None = None) -> None:
         """Take one optimizer step for ``update``, over the batches of all processes.
 
         Args:
@@ -213,11 +213,11 @@ class Training:
         history, progress = self.history, self.progress
         self.group.seed(self.seed, history.step)
         rate = learning_rate(self.optim, history.step, self.num_steps)
-        own = weighted_batches(update, totals_2)
+        own = batches_with_shares(update, totals_2)
         batches = map(fill, own) if self.graphs.is_on else own
-        parts = ((batch, self.teacher.inputs(batch, progress, self.method.needs[1])) for batch in batches)
-        phase = self.method.phase(progress)
-        values = self.graphs(parts, torch.tensor(rate, dtype=torch.float64), progress, phase)
+        parts = ((batch, self.teacher.prepare(batch, progress, self.method.teacher_needs)) for batch in batches)
+        graph_key = self.method.graph_key(progress)
+        values = self.graphs(parts, torch.tensor(rate, dtype=torch.float64), progress, graph_key)
         for group in self.optimizer.param_groups:
             group["lr"] = rate  # in place of the update's tensor, so that checkpoints hold a number
         means = {name: values.pop(name) for name in self.method.current_terms()}
@@ -229,21 +229,21 @@ class Training:
         losses = {f"loss/{name}": loss for name, loss in self.method.weighted_losses(means).items()}
         self.meter.add(losses | values, rate)
 
-    def update(self, parts: Iterable[Part], rate: Tensor, progress: Progress) -> dict[str, Tensor]:
+    def take_update_on_device(self, parts: Iterable[Part], rate: Tensor, progress: Progress) -> dict[str, Tensor]:
         """Take one optimizer step on the device; return the means of the unweighted terms, then the diagnostics.
 
-        It depends on its arguments, on the state of weights and optimizer, and on ``method.phase`` alone.
+        It depends on its arguments, on the state of weights and optimizer, and on ``method.graph_key`` alone.
         """
         means, diagnostics = dict[str, Tensor](), dict[str, Tensor]()
         self.optimizer.zero_grad(set_to_none=True)  # of a recording that failed
         for batch, targets in parts:
             with self.device.autocast():
-                features = extract(self.model, batch, self.method.needs[0])
+                features = extract(self.model, batch, self.method.student_needs)
             own = self.method(features.full(), self.teacher.features(targets), batch, progress)
             loss = torch.stack(list(self.method.weighted_losses(own).values())).sum()
             self.scaler.scale(loss).backward()
             _add(means, {name: mean.detach() for name, mean in own.items()})
-            _add(diagnostics, self.method.diagnostics(), batch.weights["example"])
+            _add(diagnostics, self.method.diagnostics(), batch.shares["example"])
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.group.all_reduce_sum([*means.values(), *diagnostics.values(), *gradients])
         for group in self.optimizer.param_groups:
@@ -277,7 +277,7 @@ class Training:
                 self._save_predictions(self.folder, predictions)
         if metrics:
             values = {f"validation/{name}": value for name, value in metrics.items()}
-            self.report(values, history.step, history.step / self.per_epoch)
+            self.log_metrics(values, history.step, history.step / self.per_epoch)
         self.save()
 
     def full_model(self) -> AbstractContextManager[PreTrainedModel]:
@@ -311,7 +311,7 @@ class Training:
         """Check that the losses are finite, so that no diverged state is ever saved, then write the checkpoint."""
         self.meter.flush()
         if self.group.is_main:
-            save_checkpoint(self.folder / CHECKPOINT, self.history, self.parts)
+            save_checkpoint(self.folder / CHECKPOINT, self.history, self.stateful)
         self.meter.restart()
         self.last_save, self.saved_step = time.monotonic(), self.history.step
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from distill_runner.common.errors import UserError, override, suggestion
 from distill_runner.common.schema import Assumption
 from distill_runner.datasets.metrics import require_finite
-from distill_runner.datasets.readers.tables import read_rows
+from distill_runner.datasets.readers.content import read_rows
 from distill_runner.models.config import Head
 from distill_runner.tasks.questions.answers import (
     LANGUAGES,
@@ -28,8 +28,8 @@ from distill_runner.tasks.questions.answers import (
     question_scores,
 )
 from distill_runner.tasks.questions.data import Question, Windowing, read_questions
-from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import SPANS, ExamplePredictions, Task
+from distill_runner.tasks.task_splits import HELD_OUT
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet

@@ -13,13 +13,13 @@ from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.common.schema import Assumption
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.near_copies import sketches
+from distill_runner.datasets.readers.content import SplitTable, inspect_columns, read_columns, read_table
 from distill_runner.datasets.readers.table import LIST, TableRecord
-from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, read_columns, read_table
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import balanced_weights, check_names, names_as_text
 from distill_runner.tasks.split_account import SplitAccount
-from distill_runner.tasks.splits import HELD_OUT
 from distill_runner.tasks.task import ExamplePredictions, Task
+from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.tasks.tokens.sentences import (
     ANSWER,
     TEXTS,

@@ -19,13 +19,13 @@ from pydantic import model_validator
 from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.common.files import file_sha256
 from distill_runner.datasets.metrics import require_finite
+from distill_runner.datasets.readers.content import read_table
 from distill_runner.datasets.readers.table import TableRecord, is_missing, text_of
-from distill_runner.datasets.readers.tables import read_table
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Similarity
 from distill_runner.tasks.columns import numbers
 from distill_runner.tasks.split_account import SplitAccount
-from distill_runner.tasks.splits import NO_SPLIT, OPTIONAL
+from distill_runner.tasks.task_splits import NO_SPLIT, OPTIONAL
 from distill_runner.tasks.vectors.task import CHARACTERS, VectorTask
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from pydantic import Field, model_validator
 
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.metrics import pearson, require_finite, spearman
+from distill_runner.datasets.readers.content import SplitTable, inspect_columns, listed_names, read_table
 from distill_runner.datasets.readers.dataset import parse_split
-from distill_runner.datasets.readers.tables import SplitTable, inspect_columns, listed_names, read_table
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head, Similarity, VectorOptions
 from distill_runner.tasks.columns import is_empty, text_candidates
 from distill_runner.tasks.regression import encode_scores
-from distill_runner.tasks.splits import HELD_OUT
+from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.tasks.text import TextTask, example_columns
 
 if TYPE_CHECKING:

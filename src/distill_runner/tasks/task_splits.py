@@ -8,22 +8,22 @@ from pydantic import Field, field_validator, model_validator
 
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, mean
+from distill_runner.datasets.readers.content import data_fingerprint, require_own_rows, share_rows
 from distill_runner.datasets.readers.dataset import Dataset, parse_split, splits_overlap
 from distill_runner.datasets.readers.files import has_local_split
-from distill_runner.datasets.readers.tables import data_fingerprint, require_own_rows, share_rows
 
 VALIDATION, HELD_OUT, _MEAN = "validation", "held_out", "mean"
 _TEST, OPTIONAL = "test", "?"
 """End of the name of a test split that is scored only if the files of the dataset contain it."""
 NO_SPLIT = ""
-"""Training split of the copies that ``Splits.locate`` makes for a single validation or test split."""
+"""Training split of the copies that ``TaskSplits.locate`` makes for a single validation or test split."""
 _MAX_NAME = 100
 """Characters of a name that becomes a part of files' names."""
 LOCATION = {"name", "dataset", "config", "revision", "encoding", "epochs"}
-"""Fields that are not part of ``Splits.spec``: the content of the data has a fingerprint there, wherever it is."""
+"""Fields that are not part of ``TaskSplits.spec``: the content of the data has a fingerprint there, wherever it is."""
 
 
-class Splits(Dataset):
+class TaskSplits(Dataset):
     """Data of a task: training, validation and test splits, and the data that select the best epoch.
 
     Attributes:
