@@ -42,17 +42,17 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
         from distill_runner.models.padded import extract_padded
 
         return extract_padded(model, batch, needs)
-    family, exact_batch = PACKED[model.config.model_type], batch
+    family, own_batch = PACKED[model.config.model_type], batch
     if torch.is_autocast_enabled("cpu"):
         batch = batch.round_up()  # CPU kernels for low precision are compiled for each number of rows
     masks = DropoutMasks.for_batch(batch) if model.training else None
-    call = _PackedCall(model, family, family.layers(model.base_model), batch, exact_batch, masks, needs)
+    call = _PackedCall(model, family, family.layers(model.base_model), batch, own_batch, masks, needs)
     features = Features()
     with torch.set_grad_enabled(torch.is_grad_enabled() and not needs.first_trained):
         h_TH = family.embed(model, batch, _drop_at(masks, 0))
     h_TH = _run_layers(call, h_TH, features)
     if needs.logits or needs.next_sentence:
-        _run_head(call, h_TH, features)
+        _run_heads(call, h_TH, features)
     return features
 
 
@@ -61,8 +61,8 @@ class _PackedCall:
     """One call of a model of a packed family.
 
     Attributes:
-        batch: tokens; on a CPU in low precision some meaningless tokens follow the first ``num_tokens``.
-        exact_batch: the same without meaningless tokens.
+        batch: tokens; on a CPU in low precision some meaningless tokens follow those of ``own_batch``.
+        own_batch: the same without meaningless tokens.
         masks: dropout masks in training; None in evaluation, or to use torch's own generator.
     """
 
@@ -70,13 +70,9 @@ class _PackedCall:
     family: Family
     layers: Sequence[Layer]
     batch: Batch
-    exact_batch: Batch
+    own_batch: Batch
     masks: DropoutMasks | None
     needs: FeatureRequest
-
-    @property
-    def num_tokens(self) -> int:
-        return self.exact_batch.num_tokens
 
     @property
     def reads_mean(self) -> bool:
@@ -95,7 +91,7 @@ class _PackedCall:
         if len(h_TH) == self.batch.size:
             return h_TH
         if isinstance(self.model, SentenceEncoder):
-            return self.model.pool(h_TH[: self.num_tokens], self.exact_batch)
+            return self.model.pool(h_TH[: self.own_batch.num_tokens], self.own_batch)
         return h_TH.index_select(0, self.batch.starts)
 
 
@@ -105,53 +101,56 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
     Returns:
         The output of the last of these layers: (T, H), or (B, H) if only the first tokens of it are read.
     """
-    batch, needs, layers, backbone = call.batch, call.needs, call.layers, call.model.base_model
+    batch, needs, layers, num_tokens = call.batch, call.needs, call.layers, call.own_batch.num_tokens
+    backbone = call.model.base_model
     num_outputs = len(layers) if needs.logits or needs.next_sentence else max(needs.cls | needs.states, default=0)
-    num_layers = max([num_outputs, *(number for _, number in needs.projections)])
-    rotary_types = {layer.rotary for layer in layers[:num_layers] if layer.rotary}
+    last = max([num_outputs, *(number for _, number in needs.projections)])
+    rotary_types = {layer.rotary for layer in layers[:last] if layer.rotary}
     angles = {rotary: call.family.angles(backbone, h_TH, batch.positions, rotary) for rotary in rotary_types}
     heads = PackedAttention(batch, call.model.config.num_attention_heads, call.masks)
     has_gradients = torch.is_grad_enabled()
     if 0 in needs.states:
-        features.states[0] = h_TH[: call.num_tokens]
-    for number, layer in enumerate(layers[:num_layers], start=1):
+        features.states[0] = h_TH[:num_tokens]
+    for number, layer in enumerate(layers[:last], start=1):
         names = [name for name in PROJECTIONS if (name, number) in needs.projections]
         layer_angles = angles.get(layer.rotary or "")
-        projections: Mapping[Projection, Tensor]
-        if number == num_layers > num_outputs:  # only projections are requested of this layer, not its output
-            projections = {name: _project(layer, [name], layer.attention_input(h_TH), layer_angles) for name in names}
-        else:
-            # The last layer computes first tokens only, unless its states are requested or the head reads others.
-            # So far without rotary positions, which turn the keys of all tokens.
-            reads_all = number in needs.states or layer.rotary is not None or not call.reads_first_only
-            starts = batch.starts if number == num_layers and not reads_all else None
-            apply = partial(_layer, layer, heads, number * SITES, starts, names, layer_angles)
-            recomputes = layer.module.training and getattr(layer.module, "gradient_checkpointing", False)
-            with torch.set_grad_enabled(has_gradients and number >= needs.first_trained):
-                h_TH, projections = checkpoint(apply, h_TH, use_reentrant=False) if recomputes else apply(h_TH)
-                if number == len(layers):
-                    h_TH = call.family.final_norm(backbone, h_TH)
-            if number in needs.states:
-                features.states[number] = h_TH[: call.num_tokens]
-            if number in needs.cls:
-                features.cls[number] = call.example_states(h_TH)
-        features.projections |= {(name, number): projections[name][: call.num_tokens] for name in names}
+        if number == last > num_outputs:  # only projections are requested of this layer, not its output
+            x_TH = layer.attention_input(h_TH)
+            values = {name: _project(layer, [name], x_TH, layer_angles) for name in names}
+            features.projections |= {(name, number): value[:num_tokens] for name, value in values.items()}
+            break
+        # The last layer computes first tokens only, unless its states are requested or the head reads others.
+        # So far without rotary positions, which turn the keys of all tokens.
+        reads_all = number in needs.states or layer.rotary is not None or not call.reads_first_only
+        starts = batch.starts if number == last and not reads_all else None
+        apply = partial(_layer, layer, heads, number * SITES, starts, names, layer_angles)
+        if layer.module.training and getattr(layer.module, "gradient_checkpointing", False):
+            apply = partial(checkpoint, apply, use_reentrant=False)
+        with torch.set_grad_enabled(has_gradients and number >= needs.first_trained):
+            h_TH, projections = apply(h_TH)
+            if number == len(layers):
+                h_TH = call.family.final_norm(backbone, h_TH)
+        features.projections |= {(name, number): projections[name][:num_tokens] for name in names}
+        if number in needs.states:
+            features.states[number] = h_TH[:num_tokens]
+        if number in needs.cls:
+            features.cls[number] = call.example_states(h_TH)
     return h_TH
 
 
-def _run_head(call: _PackedCall, h_TH: Tensor, features: Features) -> None:
+def _run_heads(call: _PackedCall, h_TH: Tensor, features: Features) -> None:
     """Write the outputs of the model's heads into ``features``, from the output of its last layer."""
-    batch = call.batch
-    if isinstance(call.model, SentenceEncoder):
-        features.logits = call.model.head(call.example_states(h_TH))
-        return
     cls_BH = call.example_states(h_TH)
+    if isinstance(call.model, SentenceEncoder):
+        features.logits = call.model.head(cls_BH)
+        return
     if call.needs.logits:
+        input_RH, head_tokens = cls_BH, call.batch.head_tokens
         if call.reads_mean:
-            input_RH = call.exact_batch.means(h_TH[: call.num_tokens])
-        else:
-            input_RH = cls_BH if batch.head_tokens is None else h_TH.index_select(0, batch.head_tokens)
-        features.logits = call.family.logits(call.model, input_RH, _drop_at(call.masks, _HEAD, batch.head_tokens))
+            input_RH = call.own_batch.means(h_TH[: call.own_batch.num_tokens])
+        elif head_tokens is not None:
+            input_RH = h_TH.index_select(0, head_tokens)
+        features.logits = call.family.logits(call.model, input_RH, _drop_at(call.masks, _HEAD, head_tokens))
     if call.needs.next_sentence:
         pooled_BH = call.model.base_model.pooler(cls_BH[:, None])
         features.next_sentence = call.model.cls.seq_relationship(pooled_BH)

@@ -5,6 +5,7 @@ bound to both model shapes, once, and the stage keeps its description. A teacher
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from distill_runner.common.errors import UserError, error_context, format_list, override, quantity, suggestion
@@ -102,44 +103,28 @@ class _Resolver:
 
     def _model(self, name: str, config: StageConfig, dependents: tuple[str, ...]) -> Stage:
         """Return a stage that yields a model."""
-        source, model_source, model = None, None, config.model
-        if config.optim.epochs == 0 and not config.method.reads_teacher:  # its terms, on labels, are never computed
+        source_stage, model_source, model, epochs = None, None, config.model, config.optim.epochs
+        if epochs == 0 and not config.method.reads_teacher:  # its terms, on labels, are never computed
             config = config.model_copy(update={"method": MethodConfig(terms={})})
+        elif epochs != 0 and not config.method.terms:
+            raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
         if model.source and model.source.startswith(STAGE):
-            source = self.resolve(model.source.removeprefix(STAGE), ".model.source", model.source, (*dependents, name))
+            source_name = model.source.removeprefix(STAGE)
+            source_stage = self.resolve(source_name, ".model.source", model.source, (*dependents, name))
         elif model.source:
             model_source = resolve_source(model.source)
-        tokenizer = _tokenizer(config, source, model_source)
-        if model.source is None and tokenizer is not None:
-            if isinstance(tokenizer, ModelSource):
-                model = with_padding(model, tokenizer.name, tokenizer.tokenizer_traits.padding_id)
-            else:
-                model = with_padding(model, CORPUS, SPECIAL_TOKENS.index("[PAD]"))
-            config = config.model_copy(update={"model": model})
-        shape = _shape(config, source, model_source)
+        tokenizer = _tokenizer(config, source_stage, model_source)
+        if model.source is None and isinstance(tokenizer, ModelSource):
+            model = with_padding(model, tokenizer.name, tokenizer.tokenizer_traits.padding_id)
+        elif model.source is None and tokenizer == CORPUS:
+            model = with_padding(model, CORPUS, SPECIAL_TOKENS.index("[PAD]"))
+        config = config.model_copy(update={"model": model})
+        shape = _shape(config, source_stage, model_source)
         if model.source is not None and isinstance(tokenizer, ModelSource):
-            _require_same_ids(model, source.tokenizer if source else model_source, tokenizer)
-            if (num_ids := tokenizer.tokenizer_traits.num_ids) > shape.vocab_size:
-                if not model.resize:
-                    problem = f"its tokenizer has {num_ids} tokens, but the model has embeddings for {shape.vocab_size}"
-                    remedy = override("student.resize", True) + " adds some, in the teacher too."
-                    remedy += " Or take the model's own tokenizer."
-                    raise UserError(".model.source", model.source, problem, remedy)
-                shape = replace(shape, vocab_size=num_ids)
-        stage = Stage(name, config, shape, self.precision, tokenizer, source, model_source)
-        _require_labels(stage)
-        column = config.task.weight_column if config.task else None
-        if config.optim.epochs == 0:
-            column = None  # its examples are not read
-        elif not config.method.terms:
-            raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
-        if column is not None and config.transfer is not None:
-            problem = "is a column of the task's training examples, but the stage trains on a transfer set"
-            remedy = "Leave it out, or " + override("transfer", "labeled")
-            raise UserError("task.example_weight", column, problem, remedy)
-        if column is not None and not config.method.weighted_terms:
-            problem = f"no term of the method reads weights: {', '.join(config.method.terms)}"
-            raise UserError("task.example_weight", column, problem, "Leave it out, or " + override("method", "rkd"))
+            _require_embeddings(model, source_stage.tokenizer if source_stage else model_source, tokenizer, shape)
+            shape = replace(shape, vocab_size=max(shape.vocab_size, tokenizer.tokenizer_traits.num_ids))
+        stage = Stage(name, config, shape, self.precision, tokenizer, source_stage, model_source)
+        _require_labels_and_weights(stage)
         if not config.method.reads_teacher:
             stage = replace(stage, description=config.method.describe(shape, None, stage.outputs))
         elif config.teacher is None:
@@ -180,26 +165,26 @@ def _tokenizer(config: StageConfig, source: Stage | None, model_source: ModelSou
     return tokenizer
 
 
-def _require_same_ids(model: ModelConfig, own: Tokenizer, tokenizer: ModelSource) -> None:
-    """Check that a tokenizer that is set gives tokens the rows of the copied embeddings that are theirs.
+def _require_embeddings(model: ModelConfig, own: Tokenizer, tokenizer: ModelSource, shape: EncoderShape) -> None:
+    """Check that each token gets the row of the copied embeddings that is its own, or a new one if ``model.resize``.
 
     Args:
         own: the tokenizer of the model that the embeddings are copied from.
     Raises:
-        UserError: both tokenizers know a token, by different ids.
+        UserError: a tokenizer that is set has other ids for tokens of ``own``, or more tokens than there are rows.
     """
-    if model.tokenizer is None or not isinstance(own, ModelSource):
-        return
-    try:
-        if own.tokenizer_traits.vocabulary == tokenizer.tokenizer_traits.vocabulary:
-            return
-    except UserError:  # the model comes without a tokenizer
-        return
-    ids, others = (source.tokenizer().get_vocab() for source in (own, tokenizer))
+    ids, others = dict[str, int](), dict[str, int]()
+    with suppress(UserError):  # the model comes without a tokenizer
+        if model.tokenizer is not None and isinstance(own, ModelSource) and not _same_vocabulary(own, tokenizer):
+            ids, others = own.tokenizer().get_vocab(), tokenizer.tokenizer().get_vocab()
     if moved := sum(ids.get(token, number) != number for token, number in others.items()):
-        problem = f"gives {quantity(moved, 'token')} other ids than {own.name}, whose embeddings are copied"
+        problem = f"gives {quantity(moved, 'token')} other ids than {model.source}, whose embeddings are copied"
         remedy = "Leave it out, or take a student with new weights: " + override("student", "fresh_tiny")
         raise UserError(".model.tokenizer", tokenizer.name, problem, remedy)
+    if (num_ids := tokenizer.tokenizer_traits.num_ids) > shape.vocab_size and not model.resize:
+        problem = f"its tokenizer has {num_ids} tokens, but the model has embeddings for {shape.vocab_size}"
+        remedy = override("student.resize", True) + " adds some, in the teacher too. Or take the model's own tokenizer."
+        raise UserError(".model.source", model.source, problem, remedy)
 
 
 def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource | None) -> EncoderShape:
@@ -245,22 +230,29 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
 # Methods and labels
 
 
-def _require_labels(stage: Stage) -> None:
-    """Raise a UserError if the training data lack labels that the method reads."""
-    task, corpus, missing = stage.config.task, stage.config.corpus, stage.config.method.reads_labels - stage.labels
-    if not missing:
-        return
-    if stage.config.transfer is not None:
-        remedy = "Learn from predictions alone: " + override("method", "kd") + ", or " + override("transfer", "labeled")
-        raise UserError("transfer", None, "its examples have no labels, but this method reads labels", remedy)
-    if corpus is not None:
-        remedy = override("corpus.examples", "pairs") + ", or without this loss " + override("pretraining", "mlm")
-        raise UserError("corpus.examples", corpus.examples, "this method reads pairs of sentences", remedy)
-    assert task is not None
-    problem = f"split '{task.train}' has no gold labels, but this method reads them"
-    remedy = "Learn from predictions alone: " + override("method", "kd")
-    remedy += ", or " + override("method", "rkd", "loss.eta", 1) + "."
-    raise UserError("task.label", format_list(task.label_columns), problem, remedy)
+def _require_labels_and_weights(stage: Stage) -> None:
+    """Raise a UserError if the training data lack labels that the method reads, or have weights that it does not."""
+    config, task, corpus = stage.config, stage.config.task, stage.config.corpus
+    column = task.weight_column if task and config.optim.epochs != 0 else None
+    if config.method.reads_labels - stage.labels:
+        if config.transfer is not None:
+            remedy = "Learn from predictions alone: " + override("method", "kd") + ", or "
+            remedy += override("transfer", "labeled")
+            raise UserError("transfer", None, "its examples have no labels, but this method reads labels", remedy)
+        if corpus is not None:
+            remedy = override("corpus.examples", "pairs") + ", or without this loss " + override("pretraining", "mlm")
+            raise UserError("corpus.examples", corpus.examples, "this method reads pairs of sentences", remedy)
+        assert task is not None
+        problem = f"split '{task.train}' has no gold labels, but this method reads them"
+        remedy = "Learn from predictions alone: " + override("method", "kd")
+        remedy += ", or " + override("method", "rkd", "loss.eta", 1) + "."
+        raise UserError("task.label", format_list(task.label_columns), problem, remedy)
+    if column is not None and config.transfer is not None:
+        problem = "is a column of the task's training examples, but the stage trains on a transfer set"
+        raise UserError("task.example_weight", column, problem, "Leave it out, or " + override("transfer", "labeled"))
+    if column is not None and not config.method.weighted_terms:
+        problem = f"no term of the method reads weights: {', '.join(config.method.terms)}"
+        raise UserError("task.example_weight", column, problem, "Leave it out, or " + override("method", "rkd"))
 
 
 # Teachers

@@ -165,26 +165,29 @@ class TextTask(Task):
 
     @model_validator(mode="after")
     def _options_of_scores_agree(self) -> Self:
-        form, *others = [name for name in FORMS if getattr(self, name)] or [""]
-        columns, has_no_probabilities = format_list(self.prediction_columns), not self.decoding.has_probabilities
-        example, no_form = override("task.probabilities", ["<p_no>", "<p_yes>"]), "needs columns of scores"
-        confident = override("task.keep", "confident:0.8") if form else example
-        uncertain, last = f"task.type={self.type} has no probabilities", (others or [""])[0]
-        unclear = "must be confident:<lowest probability>" if form else no_form
-        no_fit = "needs probabilities or raw outputs, and gold labels" if form else no_form
-        unlabeled = "holds out training examples, but these have no gold labels (task.gold=evaluation)"
-        validate = override("task.select_on", "validation")
-        for is_wrong, key, value, problem, remedy in (
-            (others, form, columns, f"cannot be combined with task.{last}", "Keep one of them."),
-            (self.probabilities and has_no_probabilities, form, columns, uncertain, "Raw outputs: task.logits."),
-            (self.keep and not (form and CONFIDENT.fullmatch(self.keep)), "keep", self.keep, unclear, confident),
-            (self.keep and has_no_probabilities, "keep", self.keep, uncertain, "Leave it out."),
-            (self.calibrate and (self.gold == "none" or not form or self.answers), "calibrate", True, no_fit, example),
-            (self.gold == "none" and not form, "gold", "none", "takes the labels from scores, and " + no_form, example),
-            (not self.has_train_labels and self.select_on == HELD_OUT, "select_on", HELD_OUT, unlabeled, validate),
-        ):
-            if is_wrong:
-                raise UserError(f"task.{key}", value, problem, remedy)
+        forms, columns = [name for name in FORMS if getattr(self, name)], format_list(self.prediction_columns)
+        example = override("task.probabilities", ["<p_no>", "<p_yes>"])
+        if len(forms) > 1:
+            problem = f"cannot be combined with task.{forms[1]}"
+            raise UserError(f"task.{forms[0]}", columns, problem, "Keep one of them.")
+        uses = {"keep": self.keep, "calibrate": self.calibrate, "gold": "none" if self.gold == "none" else None}
+        for name, value in uses.items():
+            if value and not forms:
+                raise UserError(f"task.{name}", value, "needs columns of scores", example)
+        no_probabilities = f"task.type={self.type} has no probabilities"
+        if self.probabilities and not self.decoding.has_probabilities:
+            raise UserError("task.probabilities", columns, no_probabilities, "Raw outputs: task.logits.")
+        if self.keep and not self.decoding.has_probabilities:
+            raise UserError("task.keep", self.keep, no_probabilities, "Leave it out.")
+        if self.keep and not CONFIDENT.fullmatch(self.keep):
+            remedy = override("task.keep", "confident:0.8")
+            raise UserError("task.keep", self.keep, "must be confident:<lowest probability>", remedy)
+        if self.calibrate and (self.gold == "none" or self.answers):
+            problem = "needs probabilities or raw outputs, and gold labels"
+            raise UserError("task.calibrate", True, problem, example)
+        if self.select_on == HELD_OUT and not self.has_train_labels:
+            problem = "holds out training examples, but these have no gold labels (task.gold=evaluation)"
+            raise UserError("task.select_on", HELD_OUT, problem, override("task.select_on", "validation"))
         return self
 
     # Columns of the data

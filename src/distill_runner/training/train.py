@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -62,9 +62,13 @@ def fit(training: Training) -> History:
     """
     group, history = training.group, training.history
     group.require_equal(lambda: training.state)  # by then, all processes have read the checkpoint
-    if training.num_steps and not history.step:
+    if history.step:
+        log.info("resuming after step %d, in epoch %d", history.step, history.epoch + 1)
+    elif training.num_steps:
+        if training.num_steps < FEW_STEPS and training.optim.max_steps is None and group.is_main:
+            log.warning("there are only %d updates in total: try more epochs or a higher lr", training.num_steps)
         training.fit_method()
-    if not training.num_steps and not history.epochs:
+    elif not history.epochs:
         training.end_epoch()
     with deferred_interrupts() as interrupts:
         # After the last step, a position above 0 means that training stopped before evaluating the last epoch.
@@ -120,49 +124,46 @@ class Training:
         pause_after: int | None = None,
         epochs_folder: Path | None = None,
     ) -> None:
-        model, method = device.place(model), device.place(method)
-        self.model, self.method, self.data, self.teacher = model, method, data, teacher
-        self.optim, self.seed, self.device, self.group = optim, seed, device, group
+        self.model, self.method, self.data, self.teacher = device.place(model), device.place(method), data, teacher
+        self.optim, self.seed, self.device, self.runtime, self.group = optim, seed, device, runtime, group
         self.folder, self.log_metrics, self.epochs_folder = folder, log_metrics, epochs_folder
         self.select_best, self.pause_after = select_best, pause_after
-        convert_sync_batch_norm(model, group)
-        self.num_params = count_parameters(model)
+        self.num_params = count_parameters(self.model)
+        convert_sync_batch_norm(self.model, group)
         if runtime.gradient_checkpointing:
             if not model.supports_gradient_checkpointing:
                 problem = f"models of type {model.config.model_type} do not support it"
                 raise UserError("runtime.gradient_checkpointing", True, problem, "Leave it out.")
-            model.activation_checkpointing_enable()
+            self.model.activation_checkpointing_enable()
+        # Rows of the embeddings that never occur are left out where a step at most scales weights without gradients.
+        skips_rows = bool(method.weights) and (optim.name == "adamw" or not optim.weight_decay)
+        token_ids = data.token_ids if skips_rows else None
         self.used_rows = None
-        # A step must at most scale the weights that have no gradient.
-        can_skip = bool(method.weights) and (self.optim.name == "adamw" or not self.optim.weight_decay)
-        if can_skip and (token_ids := self.data.token_ids) is not None:
-            self.used_rows = train_used_rows(model, torch.as_tensor(token_ids, device=device.torch))
-        self.checkpoint_minutes, self.checkpoint_steps = runtime.checkpoint_minutes, runtime.checkpoint_steps
-        self.optimizer, self.scaler = make_optimizer(model, method, self.optim), device.scaler()
+        if token_ids is not None:
+            self.used_rows = train_used_rows(self.model, torch.as_tensor(token_ids, device=device.torch))
+        self.optimizer, self.scaler = make_optimizer(self.model, self.method, optim), device.scaler()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.stateful = {"model": model, "method": method, "optimizer": self.optimizer, "scaler": self.scaler}
-        self.history = load_checkpoint(self.folder / CHECKPOINT, self.stateful)
-        if self.history.step:
-            log.info("resuming after step %d, in epoch %d", self.history.step, self.history.epoch + 1)
-        self.per_epoch = math.ceil(len(self.data) / self.optim.batch_size)
-        self.num_steps = self.optim.num_steps(self.per_epoch)
-        is_short = self.optim.max_steps is None and 0 < self.num_steps < FEW_STEPS
-        if not self.history.step and is_short and group.is_main:
-            log.warning("there are only %d updates in total: try more epochs or a higher lr", self.num_steps)
-        terms = method.named_terms()
+        self.stateful: dict[str, Any] = {"model": self.model, "method": self.method}
+        self.stateful |= {"optimizer": self.optimizer, "scaler": self.scaler}
+        self.history = load_checkpoint(folder / CHECKPOINT, self.stateful)
+        self.last_save, self.saved_step = time.monotonic(), self.history.step
+        self.per_epoch = math.ceil(len(data) / optim.batch_size)
+        self.num_steps = optim.num_steps(self.per_epoch)
+        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, log_metrics)
+        self.graphs = Graphs(self.take_update_on_device, device, self._graph_obstacle())
+
+    def _graph_obstacle(self) -> str:
+        """Return why updates cannot be recorded as CUDA graphs; empty if they can."""
+        terms = {} if reads_images(self.model.config) else self.method.named_terms()  # images are not filled up
         unweighted = [name for name, term in terms.items() if term.compares_examples or not term.weighs_examples]
-        unweighted = [] if reads_images(model.config) else unweighted  # a batch of images is not filled up
         obstacles = {
-            "runtime.graphs=false": not runtime.graphs,
+            "runtime.graphs=false": not self.runtime.graphs,
             "several processes share an update": self.group.size > 1,
             "an update has several batches (optim.accumulation)": self.optim.accumulation > 1,
-            "layers are computed twice (runtime.gradient_checkpointing)": runtime.gradient_checkpointing,
+            "layers are computed twice (runtime.gradient_checkpointing)": self.runtime.gradient_checkpointing,
             f"an example of weight 0 would change {', '.join(unweighted)}": unweighted,
         }
-        obstacle = next((text for text, is_met in obstacles.items() if is_met), "")
-        self.graphs = Graphs(self.take_update_on_device, device, obstacle)
-        self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, log_metrics)
-        self.last_save, self.saved_step = time.monotonic(), self.history.step
+        return next((text for text, is_met in obstacles.items() if is_met), "")
 
     @property
     def state(self) -> str:
@@ -302,10 +303,10 @@ class Training:
         return history.step >= self.num_steps or is_stale
 
     def checkpoint_due(self) -> bool:
-        if self.history.step == self.saved_step:
-            return False
-        by_steps = self.checkpoint_steps and self.history.step % self.checkpoint_steps == 0
-        return bool(by_steps) or time.monotonic() - self.last_save > 60 * self.checkpoint_minutes
+        """Whether a checkpoint is to be written before the next update."""
+        by_steps = self.runtime.checkpoint_steps and self.history.step % self.runtime.checkpoint_steps == 0
+        by_time = time.monotonic() - self.last_save > 60 * self.runtime.checkpoint_minutes
+        return self.history.step != self.saved_step and bool(by_steps or by_time)
 
     def save(self) -> None:
         """Check that the losses are finite, so that no diverged state is ever saved, then write the checkpoint."""

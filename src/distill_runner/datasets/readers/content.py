@@ -180,9 +180,8 @@ def read_table(data: Dataset, split: str, further: Mapping[str, str] = MappingPr
     """
     with locate_split(data, split) as (source, name):
         split_name, part = parse_split(name)
-        required = {one: f"{source.key}.{field}" for one, field in source.required_columns(split_name).items()} | {
-            **further
-        }
+        fields = source.required_columns(split_name).items()
+        required = {column: f"{source.key}.{field}" for column, field in fields} | {**further}
         with open_split(source, split_name) as table:
             columns = table.columns(dict.fromkeys([*required, *source.label_columns, *source.optional_columns]))
             if table.column_names:
@@ -190,30 +189,39 @@ def read_table(data: Dataset, split: str, further: Mapping[str, str] = MappingPr
             if not any(columns.values()):
                 raise _empty_split(source, split_name, table.origin)
             label = source.label_columns[0] if source.label_columns else ""
-            class_names, values = table.class_names.get(label), columns.get(label, [])
-            distinct = {repr(value): value for value in values}  # few; a value may be a list
+            class_names, labels = table.class_names.get(label), columns.get(label, [])
+            distinct = {repr(value): value for value in labels}  # few; a value may be a list
             marks = {text for text, value in distinct.items() if source.is_no_label(value, class_names is not None)}
-            rows = [row for row, value in enumerate(values) if repr(value) not in marks] if marks else []
-            if rows and len(rows) < len(values):
-                table.num_unlabeled = len(values) - len(rows)
+            rows = [row for row, value in enumerate(labels) if repr(value) not in marks] if marks else []
+            if rows:
+                table.num_unlabeled = len(labels) - len(rows)
                 columns = {one: [values[row] for row in rows] for one, values in columns.items()}
-        if part is None:
-            return SplitTable(columns, class_names, table.untyped)
-        labels = None
-        if part.order == BY_CLASS:
-            column = next((column for column in source.label_columns if column in columns), None)
-            if column is not None:
-                labels = list(map(str, columns[column]))
-            elif source.lacks_labels:
-                part = replace(part, order=SHUFFLED)
-            else:
-                problem = "is a slice by class, but there is no label column"
-                raise UserError(source.split_key(name), name, problem, "Use train[~:90%], in random order.")
-        rows = part.rows(max(map(len, columns.values()), default=0), labels).tolist()
-        if not rows:
-            raise UserError(source.split_key(name), name, "has no rows", LARGER_PART)
-        columns = {one: [values[row] for row in rows] for one, values in columns.items()}
+        if part is not None:
+            rows = _rows_of_slice(part, source, name, columns)
+            columns = {one: [values[row] for row in rows] for one, values in columns.items()}
         return SplitTable(columns, class_names, table.untyped)
+
+
+def _rows_of_slice(part: SplitSlice, data: Dataset, name: str, columns: Mapping[str, list[Any]]) -> list[int]:
+    """Return the numbers of the rows of a slice, which may take its share from each class.
+
+    Raises:
+        UserError: there are none, or the classes are not known.
+    """
+    labels = None
+    if part.order == BY_CLASS:
+        column = next((column for column in data.label_columns if column in columns), None)
+        if column is not None:
+            labels = list(map(str, columns[column]))
+        elif data.lacks_labels:
+            part = replace(part, order=SHUFFLED)
+        else:
+            problem = "is a slice by class, but there is no label column"
+            raise UserError(data.split_key(name), name, problem, "Use train[~:90%], in random order.")
+    rows: list[int] = part.rows(max(map(len, columns.values()), default=0), labels).tolist()
+    if not rows:
+        raise UserError(data.split_key(name), name, "has no rows", LARGER_PART)
+    return rows
 
 
 def read_rows(data: Dataset, split: str, download: bool = True) -> Iterator[Row]:
