@@ -110,7 +110,7 @@ def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]
 
 def as_json(view: Any) -> str:
     """Return the view's specification as JSON, as W&B's server would get it."""
-    spec: str = view._model.spec.model_dump_json(by_alias=True, exclude_none=True, indent=1)
+    spec: str = view._model.spec.model_dump_json(by_alias=True, exclude_none=True, indent=1)  # private: save() sends it
     return spec
 
 

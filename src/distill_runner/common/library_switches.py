@@ -154,7 +154,7 @@ def configure_hub_client() -> None:
     """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import logging as hub_logging
-    from huggingface_hub.utils._http import default_client_factory
+    from huggingface_hub.utils._http import default_client_factory  # private: a client of our own has other defaults
 
     def limit_time(request: Any) -> None:
         limits = request.extensions.setdefault("timeout", {})

@@ -153,7 +153,7 @@ class RaggedAttention:
     def attend(self, qkv: Tensor, num_heads: int, p: float, window: int | None) -> Tensor:
         """Return the contexts (T, H), as ``PackedAttention.attend`` does."""
         queries, keys, values = qkv.unflatten(1, (3, num_heads, -1)).unbind(1)
-        context, *_ = torch.ops.aten._flash_attention_forward(
+        context, *_ = torch.ops.aten._flash_attention_forward(  # private: public ones lack dropout
             *(queries, keys, values, self.bounds, self.bounds, self.longest, self.longest, p, False, False),
             window_size_left=window,
             window_size_right=window,

@@ -198,7 +198,7 @@ class EncoderShape:
             problem = f"several heads of {who} share their keys and values"
         elif needs.projections and self.model_type not in (*PACKED, *HOOKED):  # then through AttentionInterface
             network = MODEL_MAPPING[CONFIG_MAPPING[self.model_type]] if self.model_type in CONFIG_MAPPING else None
-            if not getattr(network, "_supports_attention_backend", False):
+            if not getattr(network, "_supports_attention_backend", False):  # private: else only a failed pass tells
                 problem = f"{who} does not expose its queries, keys and values"
         if problem is not None:
             raise UserError(side, None, problem, remedy)

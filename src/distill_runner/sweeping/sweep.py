@@ -34,6 +34,8 @@ returns the job ids."""
 Item = TypeVar("Item")
 ARRAY_SIZE = 1000
 """Jobs of an array; Slurm refuses more than 1,001 unless its ``MaxArraySize`` is set."""
+SLURM_LAUNCHER = "SlurmLauncher"
+"""Class of Hydra's launcher that submits to Slurm."""
 JOB = "slurm_job"
 """File in a point's folder that names its last job."""
 
@@ -214,7 +216,7 @@ def submitter(launcher: Any, common: Sequence[str]) -> Submit:
     Raises:
         UserError: ``launcher`` is not the Slurm launcher.
     """
-    if getattr(launcher, "_EXECUTOR", None) != "slurm":
+    if type(launcher).__name__ != SLURM_LAUNCHER:
         remedy = "Take " + override("hydra/launcher", "submitit_slurm") + ", or leave out sweep.wait."
         raise UserError("sweep.wait", False, "needs Slurm's queue", remedy)
     import submitit

@@ -102,11 +102,10 @@ class GridSweeper(Sweeper):
             sys.exit(code)
 
     def _launch(self, group: Sequence[str], jobs: Sequence[Sequence[str]]) -> Sequence[JobReturn]:
-        from distill_runner.sweeping.sweep import in_arrays
+        from distill_runner.sweeping.sweep import SLURM_LAUNCHER, in_arrays
 
-        is_slurm = getattr(self.launcher, "_EXECUTOR", None) == "slurm"
         returns: list[JobReturn] = []
-        for part in in_arrays(jobs) if is_slurm else [jobs]:
+        for part in in_arrays(jobs) if type(self.launcher).__name__ == SLURM_LAUNCHER else [jobs]:
             returns += self.launcher.launch([[*job, *group] for job in part], initial_job_idx=len(returns))
         return returns
 

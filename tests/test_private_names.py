@@ -1,4 +1,4 @@
-"""What Hydra keeps to itself: used in few places, and known to be as it was for this version alone."""
+"""What dependencies keep to themselves: used in few places, and checked for the versions that are allowed."""
 
 import re
 import subprocess
@@ -11,10 +11,19 @@ from hydra._internal.utils import get_args_parser
 
 import distill_runner
 from distill_runner.compose.folders import config_folder
+from distill_runner.sweeping.sweep import SLURM_LAUNCHER
 
 SOURCE = Path(distill_runner.__file__).parents[1]
-PRIVATE = {"distill_runner/compose/command_line.py": ["hydra._internal"]}
-"""Private names of Hydra and OmegaConf by file; the line that uses one says why."""
+PRIVATE = {
+    "commands/dashboard.py": "_model",
+    "common/library_switches.py": "_http",
+    "compose/command_line.py": "_internal",
+    "models/attention.py": "_flash_attention_forward",
+    "models/features.py": "_supports_attention_backend",
+}
+"""Private names of dependencies by file, at most six; the line that uses one says why, and a test fails without it."""
+PUBLIC = {"_replace", "_exit"}
+"""Documented in spite of their names: of named tuples, and of ``os``."""
 
 
 def test_the_version_that_they_are_of() -> None:
@@ -23,9 +32,25 @@ def test_the_version_that_they_are_of() -> None:
 
 
 def test_private_names_stand_where_a_reason_is_given() -> None:
-    pattern = re.compile(r"hydra\._internal|ConfigLoaderImpl|ConfigRepository|_get_node|omegaconf\.base\b|\._value\(")
-    matches = {file.relative_to(SOURCE).as_posix(): pattern.findall(file.read_text()) for file in SOURCE.rglob("*.py")}
-    assert {file: names for file, names in matches.items() if names} == PRIVATE
+    """A private name is one of a dependency unless its own file defines it."""
+    private = re.compile(r"(?<!self)(?<!cls)\.(_[a-z]\w*)|attr\([^)]*\"(_[a-zA-Z]\w*)|import .*\b(_[a-z]\w*)")
+    names = dict[str, str]()
+    for file in SOURCE.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        for line in text.splitlines():
+            for match in private.finditer(line.partition("  #")[0]):
+                name = next(filter(None, match.groups()))
+                if name in PUBLIC or re.search(rf"def {name}\b|\.{name} = ", text):
+                    continue
+                assert "# private: " in line, line
+                names[file.relative_to(SOURCE / "distill_runner").as_posix()] = name
+    assert names == PRIVATE
+    assert not any(re.search(r"ConfigLoaderImpl|omegaconf\.base\b", file.read_text()) for file in SOURCE.rglob("*.py"))
+
+
+def test_the_launcher_for_slurm_is_the_one_whose_class_is_asked_for() -> None:
+    launcher = yaml.safe_load((config_folder() / "hydra/launcher/submitit_slurm.yaml").read_text(encoding="utf-8"))
+    assert launcher["_target_"].endswith(f".{SLURM_LAUNCHER}")
 
 
 def test_the_parser_divides_options_from_overrides_in_any_order() -> None:
