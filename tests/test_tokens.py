@@ -117,7 +117,7 @@ def test_a_student_with_a_tokenizer_of_its_own_learns_from_words(
     texts = ("method=kd", "transfer=custom", *parts, "student=fresh", f"student.tokenizer={other}")
     for refused in (("method=pkd",), ("method=rkd", "task.pieces=all"), texts):
         with pytest.raises(UserError, match="its tokenizer is not that of the teacher"):
-            resolve(tokens(own, *refused).stages, "student", "fp32")
+            resolve_stage(tokens(own, *refused).stages, "student", "fp32")
 
 
 def test_targets_of_a_long_sentence_are_those_of_its_windows(tokens: Callable[..., RunConfig]) -> None:
