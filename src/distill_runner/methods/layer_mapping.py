@@ -129,33 +129,30 @@ class LayerMapping(Schema):
                 remedy,
             )
         count = m if self.supervise_last else m - 1
-        return self._layers_of_rule(count, m, n, epoch) + [[]] * (m - count)
-
-    def _layers_of_rule(self, count: int, m: int, n: int, epoch: int) -> list[list[int]]:
-        skip = [[1 + j * (n // count)] for j in range(count)]
+        layers = [[1 + j * (n // count)] for j in range(count)]  # of the rule skip
         match self.rule:
-            case "skip":
-                return skip
             case "reverse":
-                return skip[::-1]
+                layers.reverse()
             case "random":
-                return [[k] for k in self._draw(count, n, epoch)]
+                layers = [[k] for k in self._draw(count, n, epoch)]
             case "same" if self.layer is None:
-                return [skip[count // 2]] * count if count else []
-            case "no":
-                return _buckets(n, count)
-            case "po":
-                buckets = _buckets(n, count)
-                return [bucket + upper[:1] for bucket, upper in zip(buckets, [*buckets[1:], []], strict=False)]
+                layers = [layers[count // 2]] * count if count else []
+            case "no" | "po":  # buckets whose sizes differ by at most 1, larger ones first
+                layers = [part.tolist() for part in np.array_split(np.arange(1, n + 1), count)] if count else []
+                if self.rule == "po":
+                    pairs = zip(layers, [*layers[1:], []], strict=False)
+                    layers = [bucket + upper[:1] for bucket, upper in pairs]
             case "all":
-                return [list(range(1, n + 1)) for _ in range(count)]
+                layers = [list(range(1, n + 1)) for _ in range(count)]
             case "last":
-                return [[n - m + j] for j in range(1, count + 1)]
+                layers = [[n - m + j] for j in range(1, count + 1)]
             case "group_top":
-                return [[j * n // m] for j in range(1, count + 1)]
-        assert self.layer is not None
-        _require_layers("mapping.layer", self.layer, [self.layer], n)
-        return [[self.layer] for _ in range(count)]
+                layers = [[j * n // m] for j in range(1, count + 1)]
+            case "layer" | "same":
+                assert self.layer is not None
+                _require_layers("mapping.layer", self.layer, [self.layer], n)
+                layers = [[self.layer] for _ in range(count)]
+        return layers + [[]] * (m - count)
 
     def _draw(self, count: int, n: int, epoch: int) -> list[int]:
         # Python guarantees that random() gives the same numbers in all of its versions, unlike sample() and shuffle().
@@ -192,11 +189,6 @@ _EXAMPLES = {
     "random": "For layers drawn at random: " + override("mapping", "random", "mapping.seed", 1),
     "explicit": "For a list of your own: " + override("mapping", "explicit", "mapping.layers", [[1], [5], [9], []]),
 }
-
-
-def _buckets(n: int, count: int) -> list[list[int]]:
-    """Divide layers 1..n into ``count`` consecutive buckets whose sizes differ by at most 1, larger buckets first."""
-    return [bucket.tolist() for bucket in np.array_split(np.arange(1, n + 1), count)] if count else []
 
 
 def _check_explicit(layers: list[list[int]], m: int, n: int) -> list[list[int]]:

@@ -51,8 +51,19 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
     with torch.set_grad_enabled(torch.is_grad_enabled() and not needs.first_trained):
         h_TH = family.embed(model, batch, _drop_at(masks, 0))
     h_TH = _run_layers(call, h_TH, features)
-    if needs.logits or needs.next_sentence:
-        _run_heads(call, h_TH, features)
+    if needs.logits and isinstance(model, SentenceEncoder):
+        features.logits = model.head(call.example_states(h_TH))
+    elif needs.logits:
+        if call.reads_mean:
+            input_RH = own_batch.means(h_TH[: own_batch.num_tokens])
+        elif batch.head_tokens is not None:
+            input_RH = h_TH.index_select(0, batch.head_tokens)
+        else:
+            input_RH = call.example_states(h_TH)
+        features.logits = family.logits(model, input_RH, _drop_at(masks, _HEAD, batch.head_tokens))
+    if needs.next_sentence:
+        pooled_BH = call.model.base_model.pooler(call.example_states(h_TH)[:, None])
+        features.next_sentence = call.model.cls.seq_relationship(pooled_BH)
     return features
 
 
@@ -136,24 +147,6 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
         if number in needs.cls:
             features.cls[number] = call.example_states(h_TH)
     return h_TH
-
-
-def _run_heads(call: _PackedCall, h_TH: Tensor, features: Features) -> None:
-    """Write the outputs of the model's heads into ``features``, from the output of its last layer."""
-    cls_BH = call.example_states(h_TH)
-    if isinstance(call.model, SentenceEncoder):
-        features.logits = call.model.head(cls_BH)
-        return
-    if call.needs.logits:
-        input_RH, head_tokens = cls_BH, call.batch.head_tokens
-        if call.reads_mean:
-            input_RH = call.own_batch.means(h_TH[: call.own_batch.num_tokens])
-        elif head_tokens is not None:
-            input_RH = h_TH.index_select(0, head_tokens)
-        features.logits = call.family.logits(call.model, input_RH, _drop_at(call.masks, _HEAD, head_tokens))
-    if call.needs.next_sentence:
-        pooled_BH = call.model.base_model.pooler(cls_BH[:, None])
-        features.next_sentence = call.model.cls.seq_relationship(pooled_BH)
 
 
 def _project(layer: Layer, names: Sequence[Projection], h_RH: Tensor, angles: Angles | None) -> Tensor:

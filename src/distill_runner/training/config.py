@@ -71,12 +71,17 @@ class Optim(Schema):
     clip: float | None = Field(1.0, gt=0)
     patience: int | None = Field(None, ge=1)
 
-    @field_validator("max_steps")
+    @field_validator("max_steps", "milestones", "nesterov")
     @classmethod
-    def _check_max_steps(cls, max_steps: int | None, info: ValidationInfo) -> int | None:
-        if max_steps is None and info.data.get("epochs", 0) is None:
-            raise ValueError("needs a value if epochs is null")
-        return max_steps
+    def _options_fit(cls, value: Any, info: ValidationInfo) -> Any:
+        match info.field_name:
+            case "max_steps" if value is None and info.data.get("epochs", 0) is None:
+                raise ValueError("needs a value if epochs is null")
+            case "milestones" if list(value) != sorted(value) or not all(0 < share < 1 for share in value):
+                raise ValueError("must be increasing fractions of the steps, such as 0.5,0.75")
+            case "nesterov" if value and not info.data.get("momentum"):
+                raise ValueError("needs a momentum above 0")
+        return value
 
     @model_serializer(mode="wrap")
     def _only_what_is_read(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -89,20 +94,6 @@ class Optim(Schema):
         """Return the options that the optimizer ``name`` and the learning rate's ``schedule`` do not read."""
         unread = {"milestones", "drop"} if schedule != "steps" else set[str]()
         return unread | ({"betas", "eps"} if name == "sgd" else {"momentum", "nesterov"})
-
-    @field_validator("milestones")
-    @classmethod
-    def _check_milestones(cls, milestones: tuple[float, ...]) -> tuple[float, ...]:
-        if list(milestones) != sorted(milestones) or not all(0 < milestone < 1 for milestone in milestones):
-            raise ValueError("must be increasing fractions of the steps, such as 0.5,0.75")
-        return milestones
-
-    @field_validator("nesterov")
-    @classmethod
-    def _check_nesterov(cls, nesterov: bool, info: ValidationInfo) -> bool:
-        if nesterov and not info.data.get("momentum"):
-            raise ValueError("needs a momentum above 0")
-        return nesterov
 
     def num_steps(self, per_epoch: int) -> int:
         """Return the number of steps in all epochs, where one epoch has ``per_epoch`` steps."""
