@@ -2,9 +2,11 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 from pyarrow import parquet
 from scipy.stats import spearmanr
@@ -16,6 +18,7 @@ from helpers.small_runs import few_fast
 from test_vectors_search import beir
 
 WIDTH = 16
+TASK = "task=custom_vectors task.dataset=data task.max_length=16 transfer=labeled runtime.device=cpu"
 TEACHER = ["teacher=base", "teacher.source=teacher", "teacher.name=tiny", "teacher.fine_tuned=true"]
 
 
@@ -38,9 +41,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(place: Path, *options: str, method: str = "vectors") -> tuple[Path, dict[str, object]]:
     """The folder and the result of a run."""
-    task = "task=custom_vectors task.dataset=data task.max_length=16 transfer=labeled runtime.device=cpu"
     steps = "optim.max_steps=4 optim.batch_size=8 student.num_layers=1 runtime.threads=1"
-    ended = distill_run(place, *task.split(), *TEACHER, *steps.split(), f"method={method}", *options)
+    ended = distill_run(place, *TASK.split(), *TEACHER, *steps.split(), f"method={method}", *options)
     assert ended.code == 0, ended.err
     folder = Path(next(line.split()[-1] for line in ended.out.splitlines() if "folder" in line))
     result = json.loads((folder / "result.json").read_text()) if (folder / "result.json").exists() else {}
@@ -82,6 +84,31 @@ def test_cached_vectors_train_as_live_ones_do(outputs: str, place: Path) -> None
         options = (f"runtime.targets={targets}", f"teacher.outputs={outputs}", f"store.dir=store-{targets}-{outputs}")
         models.append((run(place, *options)[0] / "model" / "model.safetensors").read_bytes())
     assert models[0] == models[1]
+
+
+def test_vectors_of_a_file_train_as_their_teacher_does(place: Path) -> None:
+    """As ``distill-run predict`` writes them: an array for the lines of a text file, a column of lists in a table."""
+    models = [(run(place)[0] / "model" / "model.safetensors").read_bytes()]
+    texts = (place / "data" / "train.txt").read_text().splitlines()
+    ended = distill_run(place, "predict", "teacher", "data/train.txt", "--out", "own.npy", "--device", "cpu")
+    assert ended.code == 0, ended.err
+    table = pyarrow.table({"text": texts, "own": [*np.load(place / "own.npy")]})
+    (place / "table").mkdir()
+    parquet.write_table(table, place / "table" / "train.parquet")
+    shutil.copy(place / "data" / "validation.csv", place / "table")
+    labels = ["teacher=labels", "teacher.fine_tuned=false"]
+    for options in (
+        ["task.teacher_vectors=own.npy"],
+        ["task.dataset=table", "task.teacher_vectors=own", "task.train_columns=text"],
+    ):
+        models.append((run(place, *labels, *options)[0] / "model" / "model.safetensors").read_bytes())
+    assert models[0] == models[1] == models[2]
+    np.save(place / "short.npy", np.load(place / "own.npy")[1:])
+    ended = distill_run(
+        place, *TASK.split(), *TEACHER, *labels, "task.teacher_vectors=short.npy", "student.num_layers=1"
+    )
+    assert "has 69 vectors of finite numbers, but there are 70 texts" in ended.err
+    assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize("widths", ["pca", "project"])

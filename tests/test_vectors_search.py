@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
 from distill_runner.deploy.folder import ModelFolder
+from distill_runner.models.features import EncoderShape
 from distill_runner.tasks import make_task
 from distill_runner.tasks.vectors.retrieval import Judgments, nearest, query_scores
 from distill_runner.tasks.vectors.task import pair_similarities
@@ -106,6 +107,27 @@ def beir(folder: Path, rows: str = "q1\td1\t1\nq2\td3\t2\n") -> Path:
 def retrieval(folder: Path) -> Any:
     fields = {"name": "search", "dataset": str(folder), "validation": {"validation": "dev"}, "max_length": 16}
     return make_task(type="retrieval", epochs=1, metrics=["ndcg_at_10"], test={"test": "test?"}, **fields).resolved()
+
+
+def test_queries_search_documents_of_a_file(wordpiece: Any, tmp_path: Path) -> None:
+    """Queries of a small model, documents of a large one."""
+    own = retrieval(beir(tmp_path))
+    rng = np.random.default_rng(0)
+    outputs, documents = rng.normal(size=(5, 4)), rng.normal(size=(3, 4)).astype(np.float32)
+    np.save(tmp_path / "documents.npy", documents)
+    task = own.model_copy(update={"documents": str(tmp_path / "documents.npy")})
+    assert task.spec() != own.spec()
+    task.write(tmp_path, examples := task.examples("dev"), wordpiece)
+    split = task.open(tmp_path)
+    expected = query_scores(outputs[:2], documents, examples.judgments)
+    assert task.score(outputs, split) == {"ndcg_at_10": expected["ndcg_at_10"].mean()}
+    assert task.score(outputs, split) != own.score(outputs, split)
+    task.check(EncoderShape(1, 8, 2, 4, 100, "bert", 64))
+    with pytest.raises(UserError, match="vectors of 4 numbers, the model's have 6"):
+        task.check(EncoderShape(1, 8, 2, 6, 100, "bert", 64))
+    np.save(tmp_path / "documents.npy", documents[1:])
+    with pytest.raises(UserError, match="has 2 vectors of finite numbers, but there are 3 texts"):
+        task.check(EncoderShape(1, 8, 2, 4, 100, "bert", 64))
 
 
 def test_a_folder_in_beir_s_layout(tmp_path: Path) -> None:

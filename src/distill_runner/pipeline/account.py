@@ -26,7 +26,7 @@ from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import StageInputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
-from distill_runner.tasks.scores import TRANSFER, scores_line
+from distill_runner.tasks.scores import TRANSFER
 from distill_runner.tasks.split_account import SplitAccount, data_line, length_counts, lengths_line, short_list
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def score_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
         if name := next(filter(None, absent), None):
             line = AccountLine("scores", f"{name} is not downloaded yet")
         else:
-            line = scores_line(task, part.config.transfer)
+            line = task.scores_line(part.config.transfer)
         if str(line) not in texts:
             yield line
         texts.add(str(line))

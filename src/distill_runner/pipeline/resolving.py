@@ -87,10 +87,9 @@ class _Resolver:
             remedy = "Take a model as the teacher, such as " + override("teacher", "base")
             raise UserError("teacher", predictions.type, problem, remedy)
         if predictions.type == "labels":
-            if not task.prediction_columns:
-                remedy = override("task.probabilities", ["<a column>", "<per class>"])
-                remedy += " or task.logits; or " + override("task.answers", ["<column>"])
-                raise UserError("task.probabilities", None, "teacher=labels needs columns with its predictions", remedy)
+            if not task.has_predictions:
+                problem = "teacher=labels needs columns with its predictions"
+                raise UserError(task.prediction_key, None, problem, task.prediction_example)
             return Stage(name, config, EncoderShape(0, 0, 0, task.head.num_labels, 0, "labels"), self.precision)
         members = []
         for number, source in enumerate(predictions.sources, start=1):
@@ -266,7 +265,10 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
     """
     config, shape, predictions = stage.config, teacher.shape, teacher.config.prediction_source
     if predictions is not None:  # a stand-in of one more layer suits any method; it shows what the method reads
-        shape = replace(stage.shape, num_layers=stage.shape.num_layers + 1)
+        if teacher.has_columns and config.task is not None:
+            width = config.task.prediction_width(config.transfer)
+            teacher = replace(teacher, shape=replace(teacher.shape, num_labels=width))
+        shape = replace(stage.shape, num_layers=stage.shape.num_layers + 1, num_labels=teacher.shape.num_labels)
     description = config.method.describe(stage.shape, shape, stage.outputs)
     if predictions is not None and description.teacher_needs != FeatureRequest(logits=True):
         problem = "gives only predictions, but this method reads more than predictions"

@@ -13,7 +13,6 @@ from distill_runner.datasets.splits import Split
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import SCHEMA, Spec
-from distill_runner.tasks.scores import training_scores
 from distill_runner.tasks.task_splits import HELD_OUT
 
 log = logging.getLogger(__name__)
@@ -119,5 +118,5 @@ def column_outputs(stage: Stage) -> np.ndarray:
     """
     task, transfer = stage.config.task, stage.config.transfer
     assert task is not None
-    scores = training_scores(task, transfer)
+    scores = task.training_scores(transfer)
     return scores.outputs[scores.is_used]

@@ -22,11 +22,13 @@ import numpy as np
 from pydantic import model_validator
 
 from distill_runner.common.errors import UserError, override, suggestion
+from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
+from distill_runner.tasks.scores import Scores, scores_line, training_scores
 from distill_runner.tasks.split_account import SplitAccount, account_of_tables
 from distill_runner.tasks.task_splits import TaskSplits
 
@@ -139,10 +141,42 @@ class Task(TaskSplits):
         """
         return self
 
+    prediction_example: ClassVar[str] = (
+        override("task.probabilities", ["<a column>", "<per class>"])
+        + " or task.logits; or "
+        + override("task.answers", ["<column>"])
+    )
+
     @property
     def prediction_columns(self) -> list[str]:
         """Columns of the data with the scores of another model; empty if there are none."""
         return []
+
+    @property
+    def prediction_key(self) -> str:
+        """Configuration key that names these columns."""
+        return "task.probabilities"
+
+    @property
+    def has_predictions(self) -> bool:
+        """Whether the data say what another model predicts for the training examples."""
+        return bool(self.prediction_columns)
+
+    def training_scores(self, transfer: "TransferSet | None") -> Scores:
+        """Return what another model predicts for the examples of the training split, or else of a transfer set.
+
+        Raises:
+            UserError: the columns do not exist, or do not hold scores.
+        """
+        return training_scores(self, transfer)
+
+    def prediction_width(self, transfer: "TransferSet | None") -> int:
+        """Return the number of outputs of that other model for an example."""
+        return self.head.num_labels
+
+    def scores_line(self, transfer: "TransferSet | None") -> AccountLine:
+        """Return the line of the account on these scores."""
+        return scores_line(self, transfer)
 
     @property
     def weight_column(self) -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, override, quantity
+from distill_runner.common.errors import UserError, format_list, override, quantity
 from distill_runner.common.files import file_sha256
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.content import read_table
@@ -26,9 +26,10 @@ from distill_runner.models.config import Similarity
 from distill_runner.tasks.columns import numbers
 from distill_runner.tasks.split_account import SplitAccount
 from distill_runner.tasks.task_splits import NO_SPLIT, OPTIONAL
-from distill_runner.tasks.vectors.task import CHARACTERS, VectorTask
+from distill_runner.tasks.vectors.task import CHARACTERS, VECTOR_REMEDY, VectorTask, read_vectors
 
 if TYPE_CHECKING:
+    from distill_runner.models.features import EncoderShape
     from distill_runner.models.vectors import SentenceFolder
 
 CORPUS, QUERIES, QRELS = "corpus", "queries", "qrels"
@@ -87,6 +88,8 @@ class RetrievalTask(VectorTask):
             ``document`` of the model's folder, else none.
         query_prompt: text that is put before each query; null takes the prompt ``query`` of the model's folder.
         dataset: a folder in BEIR's layout.
+        documents: a ``.npy`` file with the vectors (D, C) of ``corpus`` from a larger model: only queries are those of
+            the model that is scored. null compares them with its own documents.
     """
 
     metric_functions: ClassVar = {name: partial(_mean, name) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
@@ -99,6 +102,7 @@ class RetrievalTask(VectorTask):
     type: Literal["retrieval"] = "retrieval"
     label: str = ""
     query_prompt: str | None = None
+    documents: str | None = None
     train: str = CORPUS
 
     @property
@@ -115,9 +119,26 @@ class RetrievalTask(VectorTask):
         if self.train not in (CORPUS, NO_SPLIT):
             remedy = "For the texts of the documents: " + override("task.train", "corpus")
             raise UserError("task.train", self.train, "holds judgments, and no texts to train on", remedy)
+        if self.prediction_columns:
+            problem = "documents have no columns of vectors, only a .npy file"
+            raise UserError(self.prediction_key, format_list(self.prediction_columns), problem, VECTOR_REMEDY)
         if self.config is not None:
             raise UserError("task.config", self.config, "a folder in BEIR's layout has none", "Name the folder itself.")
         return self
+
+    def spec(self) -> dict[str, Any]:
+        file = self.documents and Path(self.documents).expanduser()
+        return super().spec() | ({"documents": file_sha256(file)} if file and file.is_file() else {})
+
+    def check(self, shape: "EncoderShape") -> None:
+        super().check(shape)
+        if self.documents and (width := self.document_vectors(len(self._texts(CORPUS))).shape[1]) != shape.num_labels:
+            problem = f"has vectors of {width} numbers, the model's have {shape.num_labels}"
+            raise UserError("task.documents", self.documents, problem, "Take a model of the same width.")
+
+    def document_vectors(self, count: int) -> np.ndarray:
+        """Return the vectors of ``documents``, of which there are ``count``."""
+        return read_vectors("task.documents", Path(self.documents or "").expanduser(), count)
 
     def served_prompt(self) -> str:
         if (self.prompt or "") != (self.query_prompt or ""):
@@ -243,7 +264,8 @@ class RetrievalTask(VectorTask):
     def query_scores(self, outputs: np.ndarray, split: Any) -> Mapping[str, np.ndarray]:
         """Return the metrics of each query that has a relevant document."""
         count = len(split.judgments.excluded)
-        return query_scores(outputs[:count], outputs[count:], split.judgments, self.similarity or "cosine")
+        documents = self.document_vectors(len(outputs) - count) if self.documents else outputs[count:]
+        return query_scores(outputs[:count], documents, split.judgments, self.similarity or "cosine")
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
         scores = self.query_scores(outputs, split)

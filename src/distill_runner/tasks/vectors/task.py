@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError, override
+from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.common.files import file_sha256
+from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import pearson, require_finite, spearman
 from distill_runner.datasets.readers.content import SplitTable, inspect_columns, listed_names, read_table
 from distill_runner.datasets.readers.dataset import parse_split
@@ -16,14 +18,17 @@ from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head, Similarity, VectorOptions
 from distill_runner.tasks.columns import is_empty, text_candidates
 from distill_runner.tasks.regression import encode_scores
+from distill_runner.tasks.scores import Scores
 from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.tasks.text import TextTask, example_columns
 
 if TYPE_CHECKING:
+    from distill_runner.datasets.corpora import TransferSet
     from distill_runner.methods.outputs import Outputs
     from distill_runner.models.sources import ModelSource
     from distill_runner.models.vectors import SentenceFolder
 
+VECTOR_REMEDY = "Write them with distill-run predict, from the same texts in the same order."
 CHARACTERS = 60
 """Characters of a text in messages."""
 
@@ -42,6 +47,8 @@ class VectorTask(TextTask):
         prompt: text that is put before each text; null takes the default prompt of the model's folder, else none.
         train_columns: columns of the training split, if it has others than the pairs that are scored: up to three
             texts. null takes ``columns``.
+        teacher_vectors: vectors of the training texts, for ``teacher=labels``: columns of lists, one for each column
+            of texts, or one ``.npy`` file (N, C) or (N, columns, C), as ``distill-run predict`` writes them.
         labels: always null, since vectors have no classes.
     """
 
@@ -60,8 +67,13 @@ class VectorTask(TextTask):
     similarity: Similarity | None = None
     prompt: str | None = None
     train_columns: list[str] | None = Field(None, min_length=1, max_length=3)
+    teacher_vectors: list[str] | None = Field(None, min_length=1, max_length=3)
     labels: None = None
-    drop_leaks: ClassVar[None] = None  # type: ignore[misc]  # no option of this type
+    # No options of this type
+    drop_leaks: ClassVar[None] = None  # type: ignore[misc]
+    probabilities: ClassVar[None] = None  # type: ignore[misc]
+    logits: ClassVar[None] = None  # type: ignore[misc]
+    answers: ClassVar[None] = None  # type: ignore[misc]
 
     @model_validator(mode="after")
     def _selects_on_validation(self) -> Self:
@@ -70,6 +82,48 @@ class VectorTask(TextTask):
             remedy = "Set " + override("task.select_on", "validation")
             raise UserError("task.select_on", HELD_OUT, problem, remedy)
         return self
+
+    prediction_example: ClassVar[str] = override("task.teacher_vectors", ["vectors.npy"]) + " or columns of lists"
+
+    @property
+    def prediction_key(self) -> str:
+        return "task.teacher_vectors"
+
+    @property
+    def has_predictions(self) -> bool:
+        return bool(self.teacher_vectors)
+
+    @property
+    def prediction_columns(self) -> list[str]:
+        return [] if self._vector_file else self.teacher_vectors or []
+
+    @property
+    def _vector_file(self) -> Path | None:
+        is_file = self.teacher_vectors is not None and self.teacher_vectors[0].endswith(".npy")
+        return Path(self.teacher_vectors[0]).expanduser() if self.teacher_vectors and is_file else None
+
+    def spec(self) -> dict[str, Any]:
+        file = self._vector_file
+        return super().spec() | ({"teacher_vectors": f"sha256:{file_sha256(file)}"} if file and file.is_file() else {})
+
+    def training_scores(self, transfer: "TransferSet | None") -> Scores:
+        names, key = self.prediction_columns, self.prediction_key
+        further = dict.fromkeys(names, key)
+        if transfer is None:
+            texts = self.examples(self.train).texts
+            columns = [read_table(self, self.train, further).columns[name] for name in names]
+        else:
+            inputs = transfer.inputs(further)
+            texts, columns = inputs[: len(inputs) - len(names)], inputs[len(inputs) - len(names) :]
+        outputs = read_vectors(key, self._vector_file or columns, len(texts) * len(texts[0]))
+        return Scores(outputs, np.ones(len(outputs), dtype=bool), [])
+
+    def prediction_width(self, transfer: "TransferSet | None") -> int:
+        return self.training_scores(transfer).outputs.shape[1]
+
+    def scores_line(self, transfer: "TransferSet | None") -> AccountLine:
+        count, width = self.training_scores(transfer).outputs.shape
+        return AccountLine("scores", f"{format_list(self.teacher_vectors or [])}: {count:,} vectors of {width} numbers")
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -151,6 +205,26 @@ class VectorTask(TextTask):
         else:
             raise UserError("--out", suffix, "vectors are not written in this format", "Take .npy or .parquet.")
         return stream.getvalue()
+
+
+def read_vectors(key: str, source: Path | Sequence[Sequence[Any]], count: int) -> np.ndarray:
+    """Return the vectors (N, C), float32, in a ``.npy`` file or in columns of lists, of ``count`` texts.
+
+    Raises:
+        UserError: they cannot be read, are those of other texts, or have numbers that are not finite.
+    """
+    name = str(source) if isinstance(source, Path) else None
+    try:
+        values = np.load(source) if isinstance(source, Path) else np.stack([np.array(own, "f4") for own in source], 1)
+        vectors = np.asarray(values, dtype=np.float32).reshape(-1, values.shape[-1])
+    except (OSError, ValueError, IndexError, TypeError) as error:
+        raise UserError(key, name, f"holds no vectors of one length: {error}", VECTOR_REMEDY) from error
+    if len(vectors) != count or not np.isfinite(vectors).all():
+        problem = (
+            f"has {np.isfinite(vectors).all(axis=1).sum():,} vectors of finite numbers, but there are {count:,} texts"
+        )
+        raise UserError(key, name, problem, VECTOR_REMEDY)
+    return vectors
 
 
 def cosines(first_NC: np.ndarray, second_NC: np.ndarray) -> np.ndarray:
