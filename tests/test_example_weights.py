@@ -71,7 +71,7 @@ def all_losses(
     outputs, batch = OUTPUTS[name][0], batch_of(labels, weights)
     losses = {
         "labels": outputs.label_loss(student, batch),
-        "soft": outputs.soft_label_loss(student, teacher, batch, 2.0, True),
+        "soft": outputs.soft_label_loss(student, teacher, batch, 2.0),
         "logits": outputs.logit_loss(student, teacher, batch, "sum"),
     }
     if name == "classes":

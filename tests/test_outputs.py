@@ -10,7 +10,7 @@ from torch.nn import functional
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score
-from distill_runner.methods.predictions import HardLabels
+from distill_runner.methods.predictions import HardLabels, SoftLabels, SoftLabelsPerClass
 from distill_runner.models.features import Features
 
 NOTHING = torch.zeros(0, dtype=torch.long)
@@ -49,19 +49,30 @@ def test_soft_labels_of_label_sets_by_hand() -> None:
     """At T = 3 the teacher's 3 log 3 is 3/4 and the student's -3 log 3 is 1/4: 3/4 log 4 + 1/4 log 4/3."""
     student, teacher = torch.tensor([[-3 * LOG3, -3 * LOG3]]), torch.tensor([[3 * LOG3, 3 * LOG3]])
     expected = 3 / 4 * math.log(4) + 1 / 4 * math.log(4 / 3)
-    for scaled in (False, True):
-        loss = LabelSets().soft_label_loss(student, teacher, batch(), 3.0, scaled)
-        assert loss.item() == pytest.approx(expected * (9 if scaled else 1))
+    assert LabelSets().soft_label_loss(student, teacher, batch(), 3.0).item() == pytest.approx(expected)
 
 
 def test_soft_labels_of_scores_and_classes_by_hand() -> None:
-    score = Score().soft_label_loss(torch.tensor([[1.0], [4.0]]), torch.tensor([[3.0], [5.0]]), batch(), 5.0, True)
+    score = Score().soft_label_loss(torch.tensor([[1.0], [4.0]]), torch.tensor([[3.0], [5.0]]), batch(), 5.0)
     assert score.item() == (4 + 1) / 2
     assert Score().label_loss(torch.tensor([[1.0], [4.0]]), batch(torch.tensor([3.0, 3.0]))).item() == (4 + 1) / 2
     student, teacher = torch.zeros(1, 2), torch.tensor([[2 * LOG3, 0.0]])
-    for scaled in (False, True):
-        loss = Classes().soft_label_loss(student, teacher, batch(), 2.0, scaled)
-        assert loss.item() == pytest.approx(math.log(2) * (4 if scaled else 1))
+    assert Classes().soft_label_loss(student, teacher, batch(), 2.0).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(("outputs", "factor"), [(Classes(), 9), (LabelSets(), 9), (Score(), 1)])
+@pytest.mark.parametrize("term", [SoftLabels, SoftLabelsPerClass])
+def test_soft_labels_are_multiplied_by_t2_where_outputs_have_a_temperature(
+    term: type[SoftLabels], outputs: Outputs, factor: int
+) -> None:
+    width, losses = 1 if isinstance(outputs, Score) else 2, list[float]()
+    student, teacher = torch.zeros(2, width), torch.tensor([[1.0, 2.0], [3.0, 5.0]])[:, :width]
+    for scale_by_t2 in (True, False):
+        loss = term(3.0, scale_by_t2)
+        loss.outputs = outputs
+        losses.append(loss(Features(student), Features(teacher), batch(), Progress(0, 0, 1, 1)).item())
+    assert losses[0] == pytest.approx(factor * losses[1])
+    assert losses[1] > 0
 
 
 @pytest.mark.parametrize(("outputs", "classes"), [(Classes(), 3), (LabelSets(), 1), (Score(), 1)])

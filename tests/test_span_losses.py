@@ -33,10 +33,10 @@ def reference_gold(student: Tensor) -> Tensor:
 
 
 def reference_soft(student: Tensor, temperature: float) -> Tensor:
-    """Cross entropy of start and end, mean over the windows and both ends; at T, times T²."""
+    """Cross entropy of start and end, mean over the windows and both ends."""
     ours = (padded(student, -torch.inf) / temperature).log_softmax(1)
     theirs = (padded(TEACHER, -torch.inf) / temperature).softmax(1)
-    return -(theirs * ours.masked_fill(theirs == 0, 0)).sum(1).mean() * temperature**2
+    return -(theirs * ours.masked_fill(theirs == 0, 0)).sum(1).mean()
 
 
 def reference_match(student: Tensor) -> Tensor:
@@ -47,12 +47,12 @@ def reference_match(student: Tensor) -> Tensor:
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "gold": (lambda s: losses.span_cross_entropy(s, BOUNDS, LABELS), reference_gold),
     "soft": (
-        lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 4.0, scale_by_t2=True),
+        lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 4.0),
         lambda s: reference_soft(s, 4.0),
     ),
-    "soft, sum of the ends, without T²": (
-        lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 2.0, scale_by_t2=False, over_ends="sum"),
-        lambda s: reference_soft(s, 2.0) / 2,
+    "soft, sum of the ends": (
+        lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 2.0, over_ends="sum"),
+        lambda s: reference_soft(s, 2.0) * 2,
     ),
     "match": (lambda s: losses.span_squared_error(s, TEACHER, BOUNDS, "mean"), reference_match),
     "match, sum": (
@@ -88,7 +88,7 @@ def test_the_losses_of_one_window_by_hand() -> None:
     assert gold.item() == pytest.approx((torch.tensor(4 / 3).log() + torch.tensor(2.0).log()).item() / 2)
     teacher = torch.zeros(2, 2, dtype=torch.float64)
     assert losses.span_squared_error(student, teacher, bounds, "mean").item() == pytest.approx(3**0 * 1.2069489608 / 4)
-    soft = losses.soft_span_cross_entropy(student, teacher, bounds, 1.0, scale_by_t2=False).item()
+    soft = losses.soft_span_cross_entropy(student, teacher, bounds, 1.0).item()
     assert soft == pytest.approx((-(0.5 * torch.tensor(3 / 16).log()) + torch.tensor(2.0).log()).item() / 2)
 
 

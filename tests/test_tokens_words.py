@@ -244,7 +244,7 @@ def test_batches_add_up_to_the_mean_over_words(outputs: Classes, split: Words) -
         for batch in batches_with_shares(update):
             rows = torch.from_numpy(batch.output_index)
             value = outputs.label_loss(logits[rows], batch)
-            value = value + outputs.soft_label_loss(logits[rows], teacher[rows], batch, 2.0, True)
+            value = value + outputs.soft_label_loss(logits[rows], teacher[rows], batch, 2.0)
             total += batch.shares[outputs.unit] * value
         return total
 

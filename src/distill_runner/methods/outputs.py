@@ -32,17 +32,16 @@ def weighted_mean(values_O: Tensor, batch: Batch | None) -> Tensor:
 
 
 def soft_cross_entropy(
-    student_BC: Tensor, teacher_BC: Tensor, temperature: float, scale_by_t2: bool, batch: Batch | None = None
+    student_BC: Tensor, teacher_BC: Tensor, temperature: float, batch: Batch | None = None
 ) -> Tensor:
     """Cross entropy between the softmax outputs of teacher and student, both at temperature T (ALP-KD Eq. 2).
 
     The cross entropy differs from the KL divergence only by the teacher's entropy, so the gradient is the same.
-    ``scale_by_t2`` multiplies the result by T², and ``batch`` may have weights of the examples.
+    ``batch`` may have weights of the examples.
     """
     teacher = functional.softmax(teacher_BC / temperature, dim=-1)
     student = functional.log_softmax(student_BC / temperature, dim=-1)
-    loss = -weighted_mean((teacher * student).sum(dim=-1), batch)
-    return loss * temperature**2 if scale_by_t2 else loss
+    return -weighted_mean((teacher * student).sum(dim=-1), batch)
 
 
 def squared_error(outputs_B1: Tensor, targets_B: Tensor, batch: Batch | None = None) -> Tensor:
@@ -68,18 +67,13 @@ class Outputs(ABC):
         """Return the loss against the batch's own labels: a scalar, the mean over ``unit``."""
 
     @abstractmethod
-    def soft_label_loss(
-        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
-    ) -> Tensor:
+    def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
         """Return the loss against the teacher's predictions at a temperature: a scalar, the mean over ``unit``."""
 
-    def soft_label_divergence(
-        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
-    ) -> Tensor:
+    def soft_label_divergence(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
         """Return ``soft_label_loss`` minus the lowest value that it can have for this teacher."""
-        options = batch, temperature, scale_by_t2
-        loss = self.soft_label_loss(student_OC, teacher_OC, *options)
-        return loss - self.soft_label_loss(teacher_OC, teacher_OC, *options)
+        lowest = self.soft_label_loss(teacher_OC, teacher_OC, batch, temperature)
+        return self.soft_label_loss(student_OC, teacher_OC, batch, temperature) - lowest
 
     def num_summed_classes(self, logits_OC: Tensor) -> int:
         """Return the number of classes that ``soft_label_loss`` sums over; 1 if it takes a mean or has no classes."""
@@ -128,19 +122,14 @@ class Classes(Outputs):
             loss_O = loss_O * self.weights_on[logits_OC.device].to(logits_OC)[batch.gold]
         return weighted_mean(loss_O, batch)
 
-    def soft_label_loss(
-        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
-    ) -> Tensor:
-        return soft_cross_entropy(student_OC, teacher_OC, temperature, scale_by_t2, batch)
+    def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
+        return soft_cross_entropy(student_OC, teacher_OC, temperature, batch)
 
-    def soft_label_divergence(
-        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
-    ) -> Tensor:
+    def soft_label_divergence(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
         """Return the KL divergence. It is summed by class, since the two cross entropies nearly cancel."""
         student, teacher = (functional.log_softmax(side / temperature, dim=-1) for side in (student_OC, teacher_OC))
         shares = functional.softmax(teacher_OC / temperature, dim=-1)
-        loss = weighted_mean((shares * (teacher - student)).sum(dim=-1), batch)
-        return loss * temperature**2 if scale_by_t2 else loss
+        return weighted_mean((shares * (teacher - student)).sum(dim=-1), batch)
 
     def num_summed_classes(self, logits_OC: Tensor) -> int:
         return logits_OC.shape[-1]
@@ -192,13 +181,9 @@ class LabelSets(Outputs):
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         return label_set_loss(logits_OC, batch.gold.to(logits_OC), batch)
 
-    def soft_label_loss(
-        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
-    ) -> Tensor:
-        """Return the binary cross entropy per label, with both models at T; ``scale_by_t2`` multiplies it by T²."""
-        teacher = torch.sigmoid(teacher_OC / temperature)
-        loss = label_set_loss(student_OC / temperature, teacher, batch)
-        return loss * temperature**2 if scale_by_t2 else loss
+    def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
+        """Return the binary cross entropy per label, with both models at T."""
+        return label_set_loss(student_OC / temperature, torch.sigmoid(teacher_OC / temperature), batch)
 
     def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the logits of the weighted mean probability of each label."""
@@ -216,9 +201,7 @@ class Score(Outputs):
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
         return squared_error(logits_OC, batch.gold, batch)
 
-    def soft_label_loss(
-        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
-    ) -> Tensor:
+    def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
         """Return the squared error between the two outputs. ALP-KD gives a T for STS-B, which has no effect here."""
         return squared_error(student_OC, teacher_OC.squeeze(-1), batch)
 

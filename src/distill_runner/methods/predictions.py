@@ -57,7 +57,7 @@ class HardLabels(LossTerm):
         loss, logits = self.outputs.label_loss(student.logits_OC, batch), student.logits_OC
         if not self.smoothing:
             return loss
-        even = self.outputs.soft_label_loss(logits, torch.zeros_like(logits), batch, 1.0, False)
+        even = self.outputs.soft_label_loss(logits, torch.zeros_like(logits), batch, 1.0)
         return (1 - self.smoothing) * loss + self.smoothing * even
 
 
@@ -146,9 +146,10 @@ class SoftLabels(PredictionTerm):
         logits, targets = student.logits_OC, teacher.logits_OC
         if self.standardize:
             logits, targets = standardized(logits), standardized(targets)
-        options = (batch, self.temperature, self.scale_by_t2)
-        divisor = self.outputs.num_summed_classes(logits) if self.per_class else 1
-        return self.outputs.soft_label_divergence(logits, targets, *options) / divisor
+        loss = self.outputs.soft_label_divergence(logits, targets, batch, self.temperature)
+        if self.scale_by_t2 and self.outputs.has_temperature:
+            loss = loss * self.temperature**2
+        return loss / (self.outputs.num_summed_classes(logits) if self.per_class else 1)
 
 
 class SoftLabelsPerClass(SoftLabels):

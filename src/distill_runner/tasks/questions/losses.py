@@ -51,7 +51,6 @@ def soft_span_cross_entropy(
     teacher_T2: Tensor,
     bounds: Tensor,
     temperature: float,
-    scale_by_t2: bool,
     over_ends: Reduction = "mean",
     weights_B: Tensor | None = None,
 ) -> Tensor:
@@ -61,16 +60,13 @@ def soft_span_cross_entropy(
         student_T2, teacher_T2: start and end logits.
         bounds: see the module docstring.
         temperature: temperature T of both softmaxes.
-        scale_by_t2: multiply the loss by T² (Hinton et al. 2015).
         over_ends: mean of start and end (DistilBERT's script), or their sum (TextBrewer).
     """
     teacher_probs_T2 = segment_log_softmax(teacher_T2 / temperature, bounds).exp()
     student_log_probs_T2 = segment_log_softmax(student_T2 / temperature, bounds)
     loss_T = -(teacher_probs_T2 * student_log_probs_T2).sum(-1)
     loss_B = loss_T.new_zeros(len(bounds) - 1).index_add(0, window_index(bounds, len(loss_T)), loss_T)
-    loss = _mean(loss_B, weights_B)
-    loss = loss / 2 if over_ends == "mean" else loss
-    return loss * temperature**2 if scale_by_t2 else loss
+    return _mean(loss_B, weights_B) / (2 if over_ends == "mean" else 1)
 
 
 def span_squared_error(
@@ -108,11 +104,9 @@ class Spans(Outputs):
         assert batch.labels is not None
         return span_cross_entropy(logits_OC, _bounds(batch), batch.labels, batch.example_weights)
 
-    def soft_label_loss(
-        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
-    ) -> Tensor:
+    def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
         sides = student_OC, teacher_OC, _bounds(batch)
-        return soft_span_cross_entropy(*sides, temperature, scale_by_t2, self.soft_ends, batch.example_weights)
+        return soft_span_cross_entropy(*sides, temperature, self.soft_ends, batch.example_weights)
 
     def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the weighted mean of the logits, which corresponds to a geometric mean of the probabilities.

@@ -142,9 +142,7 @@ class Vectors(Outputs):
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> NoReturn:
         raise TypeError("vectors have no labels")
 
-    def soft_label_loss(
-        self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float, scale_by_t2: bool
-    ) -> Tensor:
+    def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
         """Return the squared distance of the two vectors, mean over the texts; there is no temperature.
 
         Raises:
