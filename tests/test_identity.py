@@ -50,6 +50,12 @@ def test_random_pairs_share_a_row_exactly_if_they_are_the_same_computation(
     assert walk.wrong == []
 
 
+def test_processes_separate_runs_only_if_a_loss_compares_the_examples_of_a_batch(compose: Compose) -> None:
+    for method, names in (("rkd", set[str]()), ("dist", {"num_processes"})):
+        stage = resolve_stage(compose(f"method={method}").stages, "student", "fp32")
+        assert recorded_identity(stage, {"num_processes": 2})["conditions"].keys() == names
+
+
 def test_a_run_that_stopped_at_its_teacher_leaves_the_table_whole(compose: Compose) -> None:
     """Ctrl-C during the teacher of a grid: `distill-run table` still prints the runs that finished."""
     run = compose("method=rkd", "teacher.seed=1")

@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +14,14 @@ from distill_runner.methods.config import parse_method
 from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.report import published
 from distill_runner.report.published import Quantity
-from distill_runner.report.result import _Numbers, _variant, describe_run, environment, published_number
+from distill_runner.report.result import (
+    _Numbers,
+    _steps_in_all,
+    _variant,
+    describe_run,
+    environment,
+    published_number,
+)
 
 Compose = Callable[..., RunConfig]
 RTE = Quantity("rte", ("validation",), "accuracy")
@@ -58,6 +65,15 @@ def test_an_image_network_finds_its_number(method: str, value: float, teacher: s
     found = published_number(run, stage, Quantity("cifar10", ("test",), "accuracy", is_test=True))
     assert found is not None
     assert (found.value, found.comparable) == (value, teacher == "resnet110")
+
+
+def test_steps_of_earlier_phases_count_and_those_of_the_teacher_do_not(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = {"student": 1, "phase1": 10, "teacher": 100}
+    monkeypatch.setattr("distill_runner.report.result.measured_stage", lambda part, _: {"step": steps[part.name]})
+    stage = resolve_stage(compose("method=prokd").stages, "student", "fp32")
+    assert _steps_in_all(stage, cast(Any, None)) == 11
 
 
 def test_the_settings_of_a_method() -> None:

@@ -274,7 +274,7 @@ class _ZeroLogits(TeacherTargets):
     def __init__(self, num_labels: int) -> None:
         self.num_labels = num_labels
 
-    def inputs(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Features:
+    def prepare(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Features:
         return Features(torch.zeros(batch.num_outputs, self.num_labels))
 
 

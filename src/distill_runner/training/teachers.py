@@ -8,6 +8,7 @@ repeating some if needed. The teacher's features of an example then do not depen
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -36,7 +37,7 @@ SEQUENCE_MULTIPLE = 16
 """The teacher runs on a multiple of this many sequences: matrix products of fewer rows may use another kernel."""
 
 
-class TeacherTargets:
+class TeacherTargets(ABC):
     """The teacher's features that a method learns from: what is read for a batch, and the features that follow from it.
 
     The second part is a function of tensors on the device, and so can be a part of a recorded update.
@@ -44,9 +45,9 @@ class TeacherTargets:
 
     device = Device(torch.device("cpu"), "fp32")
 
+    @abstractmethod
     def prepare(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Any:
         """Return a tree of tensors for a batch on the host, and for the features that are read now."""
-        return Features()
 
     def features(self, prepared: Any) -> Features:
         """Return the features, from ``prepared`` on the device; by default they are the features."""
@@ -61,6 +62,9 @@ class TeacherTargets:
 
 class NoTeacher(TeacherTargets):
     """Empty features, for methods that read no teacher."""
+
+    def prepare(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Features:
+        return Features()
 
 
 class LiveTargets(TeacherTargets):
