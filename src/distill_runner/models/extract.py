@@ -90,13 +90,6 @@ class _PackedCall:
         """Whether the head reads the mean of each sequence."""
         return self.needs.logits and self.batch.head_tokens is None and self.family.reads_mean(self.model)
 
-    @property
-    def reads_first_only(self) -> bool:
-        """Whether the head, and the state of an example, read the first token of each sequence alone."""
-        if isinstance(self.model, SentenceEncoder):
-            return self.model.reads_first_only
-        return self.batch.head_tokens is None and not self.reads_mean
-
     def example_states(self, h_TH: Tensor) -> Tensor:
         """Return the state (B, H) of each example: of its first token, or pooled in a model of vectors."""
         if len(h_TH) == self.batch.size:
@@ -119,7 +112,9 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
     rotary_types = {layer.rotary for layer in layers[:last] if layer.rotary}
     angles = {rotary: call.family.angles(backbone, h_TH, batch.positions, rotary) for rotary in rotary_types}
     heads = PackedAttention(batch, call.model.config.num_attention_heads, call.masks)
-    has_gradients = torch.is_grad_enabled()
+    has_gradients, reads_first_only = torch.is_grad_enabled(), batch.head_tokens is None and not call.reads_mean
+    if isinstance(call.model, SentenceEncoder):
+        reads_first_only = call.model.reads_first_only
     if 0 in needs.states:
         features.states[0] = h_TH[:num_tokens]
     for number, layer in enumerate(layers[:last], start=1):
@@ -132,7 +127,7 @@ def _run_layers(call: _PackedCall, h_TH: Tensor, features: Features) -> Tensor:
             break
         # The last layer computes first tokens only, unless its states are requested or the head reads others.
         # So far without rotary positions, which turn the keys of all tokens.
-        reads_all = number in needs.states or layer.rotary is not None or not call.reads_first_only
+        reads_all = number in needs.states or layer.rotary is not None or not reads_first_only
         starts = batch.starts if number == last and not reads_all else None
         apply = partial(_layer, layer, heads, number * SITES, starts, names, layer_angles)
         if layer.module.training and getattr(layer.module, "gradient_checkpointing", False):

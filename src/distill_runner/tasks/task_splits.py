@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, mean
@@ -60,16 +60,14 @@ class TaskSplits(Dataset):
     epochs: int = Field(ge=1)
     train: str = "train"
     validation: dict[str, str] = Field(min_length=1)
-    test: dict[str, str] = Field(default_factory=dict)
+    test: Annotated[
+        dict[str, str],
+        BeforeValidator(lambda test: {_TEST: test} if isinstance(test, str) else {} if test is None else test),
+    ] = Field(default_factory=dict)
     select_on: str = VALIDATION
     hold_out: float = Field(0.1, gt=0, lt=1)
     by_split: bool = False
     assumptions: dict[str, Any] = Field(default_factory=dict, exclude=True)
-
-    @field_validator("test", mode="before")
-    @classmethod
-    def _null_or_one_split(cls, test: Any) -> Any:
-        return {_TEST: test} if isinstance(test, str) else {} if test is None else test
 
     @model_validator(mode="after")
     def _names_and_selection_fit(self) -> Self:
