@@ -292,8 +292,9 @@ def test_texts_with_lines_like_rows_are_read(tmp_path: Path, text: str) -> None:
         ('text\tlabel\nhe said "wait"\t0\n"wait"\t1\n', ['he said "wait"', '"wait"']),
         ('"text"\t"label"\n"wait"\t"0"\n', ["wait"]),
         ('text\tlabel\n"a\tb"\t0\n', ["a\tb"]),
-        ('text\tlabel\n"he said ""wait"""\t0\n', None),
-        ('text\tlabel\n"he said ""wait"""\t0\n   \nc\t0\n', None),
+        ('text\tlabel\n"he said ""wait"""\t0\n', ['he said "wait"']),
+        ('text\tlabel\n"he said ""wait"""\t0\n"wait"\t0\n', None),
+        ('text\tlabel\n"he said ""wait"""\t0\n   \nc\t0\n', ['he said "wait"', "c"]),
         ('text\tlabel\n"wait"\t0\n', None),
     ],
 )

@@ -127,7 +127,8 @@ class DelimitedReader(Reader):
         """Return whether quotation marks are plain characters, or enclose values as in CSV.
 
         They enclose values if the names of all columns are in marks. They are plain if a value has a mark inside and
-        none in front, which no writer of CSV makes. Otherwise, the one way is taken in which all rows fit.
+        none in front, which no writer of CSV makes. Otherwise, the one way is taken in which all rows fit. If both
+        do, they enclose where each value in marks has doubled ones inside, as writers of CSV make them.
 
         Raises:
             FileProblem: all rows fit in both ways, with other values.
@@ -142,12 +143,15 @@ class DelimitedReader(Reader):
             return csv.QUOTE_NONE
         ways = csv.QUOTE_NONE, csv.QUOTE_MINIMAL
         fitting = [quoting for quoting in ways if self._width(self._reader(quoting=quoting))]
-        pairs = zip_longest(*(self._reader(quoting=quoting) for quoting in fitting))
-        if len(fitting) == 2 and any(plain != enclosed for plain, enclosed in pairs):
+        if len(fitting) < 2:
+            return fitting[0] if fitting else csv.QUOTE_NONE
+        pairs = zip_longest(*(self._reader(quoting=quoting) for quoting in ways), fillvalue=[])
+        changed = [other for rows in pairs for plain, other in zip_longest(*rows, fillvalue="") if plain != other]
+        if not all('"' in value for value in changed):
             problem = "has quotation marks that may enclose values, or be a part of them"
             remedy = f"If they enclose them, rename {self._file.file.name} to .csv; if not, save the file as .jsonl."
             raise FileProblem(problem, remedy)
-        return fitting[0] if fitting else csv.QUOTE_NONE
+        return csv.QUOTE_MINIMAL if changed else csv.QUOTE_NONE
 
     def _malformed(self, error: csv.Error, first: int, line: int) -> FileProblem:
         """Return the problem of an error of Python's csv module, of a row that begins in line ``first``."""
