@@ -267,8 +267,9 @@ def test_what_the_reader_decides_is_recorded(tmp_path: Path) -> None:
         'name,text,label\n"Smith, J","opens,pos\nb,bad film,neg\nc,nice film,pos\nd,ends here",neg\n'
         + "".join(f"n{number},film {number},{('neg', 'pos')[number % 2]}\n" for number in range(10)),
         'text,label\n"opens,pos\nbad film,neg\nnice film,pos\nends here",neg\nlast film,neg\n',
+        'label,text\nneg,"opens\npos,ends here"\nneg,nice film\npos,bad film\n',
     ],
-    ids=["a separator in an earlier value", "few rows"],
+    ids=["a separator in an earlier value", "few rows", "labels in front"],
 )
 def test_rows_in_a_value_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "train.csv").write_text(content)
@@ -276,11 +277,22 @@ def test_rows_in_a_value_are_refused(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a list:\ngood film,pos\nbad film", "Hello,\nit broke", "Title: cheap, NO\nText: buy, NO\n"]
+    "text",
+    [
+        "a list:\ngood film,pos\nbad film",
+        "Hello,\nit broke",
+        "Title: cheap, NO\nText: buy, NO\n",
+        "A: why?\nB: why not?",
+    ],
 )
 def test_texts_with_lines_like_rows_are_read(tmp_path: Path, text: str) -> None:
     """Letters and lists have commas too: one of the lines is no row, or none has a label."""
     content = "text,label\nHello,pos\n" + "".join(LINES) + f'"{text}",neg\n' * 2
+    (tmp_path / "train.csv").write_text(content)
+    assert columns(tmp_path)["text"][31:] == [text, text]
+    content = (
+        "label,text\npos,Hello\n" + "".join(f"pos,film {number}\n" for number in range(30)) + f'pos,"{text}"\n' * 2
+    )
     (tmp_path / "train.csv").write_text(content)
     assert columns(tmp_path)["text"][31:] == [text, text]
 

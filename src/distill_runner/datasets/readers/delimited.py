@@ -167,23 +167,25 @@ class DelimitedReader(Reader):
         """Search values of several lines for rows that a wrong quotation mark has swallowed.
 
         A line looks like a row if it has, by the separators alone, a value for each column, and one of them is repeated
-        in a column of few values, such as that of the labels.
+        in a column of few values, such as that of the labels. The first line goes on from the values in front of the
+        mark, and the last one, with those behind it.
 
         Raises:
-            FileProblem: all lines of a value but its last look like rows, one of them with a value of another row.
+            FileProblem: all lines of a value look like rows, one of them with a value of a row of one line.
         """
         width, num_rows = len(self._first_row), 0
         counters = [Counter[str]() for _ in range(width)]
         for row in islice(filter(None, self._reader()), 1, None) if long_rows else ():  # without the names
             num_rows += 1
             for counter, value in zip(counters, row, strict=False):
-                if len(counter) <= MAX_VALUES and not re.search(r"[\r\n]", value):
+                if len(counter) <= MAX_VALUES and not re.search(r"[\r\n]", "".join(row)):
                     counter[value] += 1
         for line, row in long_rows.items():
             position = next(i for i, value in enumerate(row) if re.search(r"[\r\n]", value))
-            lines = [one.split(self._separator) for one in re.split(r"\r\n?|\n", row[position])[:-1]]
+            lines = [one.split(self._separator) for one in re.split(r"\r\n?|\n", row[position])]
             lines[0] = [*row[:position], *lines[0]]
-            if any(len(values) != width for values in lines):
+            lines[-1] += row[position + 1 :]
+            if row[position][-1] in "\r\n" or any(len(values) != width for values in lines):
                 continue
             own = [Counter(column) for column in zip(*lines, strict=True)]
             sizes = [len(counters[i]) + len(own[i].keys() - counters[i].keys()) for i in range(width)]
@@ -192,4 +194,4 @@ class DelimitedReader(Reader):
             if repeated and any(counters[i].keys() & own[i].keys() - {""} for i in few):
                 problem = f"the quotation mark in line {line + self._skipped} swallows the rows up to line"
                 remedy = 'Inside a value, a mark is written "". If its lines only look like rows, save it as .jsonl.'
-                raise FileProblem(f"{problem} {line + self._skipped + len(lines)}", remedy)
+                raise FileProblem(f"{problem} {line + self._skipped + len(lines) - 1}", remedy)
