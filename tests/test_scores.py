@@ -1,6 +1,7 @@
 """Scores of another model in columns of the data, and training data without gold labels."""
 
 import csv
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -232,7 +233,7 @@ WRONG: list[tuple[Columns, dict[str, Any], Columns, str]] = [
         r"row 1 .* 1.5, 0.5, which are no",
     ),
     ({"a": ["I think it is good.", "bad"]}, {"answers": ["a"]}, TWO, "the answer 'I think it is good.'.*\n.*bad, good"),
-    ({"p_bad": [0.8, ""], "p_good": [0.1, ""]}, BOTH, TWO, r"row 0 .* 0.8, 0.1, .*\n.*share the rest of 1"),
+    ({"p_bad": [0.8, ""], "p_good": [0.1, ""]}, BOTH, TWO, r"row 0 .* 0.8, 0.1, .*\n.*set task.top_k"),
 ]
 
 
@@ -310,6 +311,53 @@ def test_a_column_of_lists_or_objects(first: Any, problem: str, form: str, tmp_p
         return
     np.testing.assert_allclose(softmax(column_outputs(own)), [[0.9, 0.1], [0.2, 0.8]], atol=1e-6)
     assert "in the order bad, good" in str(scores_line(own, None))
+
+
+@pytest.mark.parametrize(
+    ("top_k", "expected", "words"),
+    [
+        ("spread", [0.9, 0.05, 0.05], "1 row without some classes, which get equal parts of the rest of 1"),
+        ("drop", [1, 0, 0], "1 row without some classes, which get nothing"),
+        (None, None, r"not a finite number for each output\n.*task\.top_k=spread"),
+    ],
+)
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "columns"])
+def test_the_top_classes_alone(top_k: str | None, expected: Any, words: str, form: str, tmp_path: Path) -> None:
+    """Parquet and columns have empty cells where JSON has no key."""
+    import pandas
+
+    rows = [{"bad": 0.9}, {"bad": 0.2, "fair": 0.3, "good": 0.5}]
+    names, train = ["bad", "fair", "good"], pandas.DataFrame({"text": texts(2), "probs": rows})
+    if form == "columns":
+        train = pandas.DataFrame({"text": texts(2)} | {f"p_{name}": [row.get(name) for row in rows] for name in names})
+    save(tmp_path, validation=gold_of(names))
+    (tmp_path / "train.jsonl").write_text("\n".join(json.dumps({"text": "a", "probs": row}) for row in rows))
+    if form != "jsonl":
+        (tmp_path / "train.jsonl").unlink()
+        train.to_parquet(tmp_path / "train.parquet")
+    columns = [f"p_{name}" for name in names] if form == "columns" else ["probs"]
+    own = task(tmp_path, probabilities=columns, top_k=top_k)
+    if top_k is not None:
+        np.testing.assert_allclose(softmax(column_outputs(own)), [expected, [0.2, 0.3, 0.5]], atol=1e-6)
+        assert words in str(scores_line(own, None))
+    elif form != "columns":
+        with pytest.raises(UserError, match=words):
+            column_outputs(own)
+    else:
+        assert "1 of 2 rows without a score left out" in str(scores_line(own, None))
+
+
+@pytest.mark.parametrize("parts", [{"bad": 0.8, "fine": 0.1}, {"bad": 1.2}, {"bad": 80}, {"bad": 0.0}, {"bad": -0.1}])
+@pytest.mark.parametrize("top_k", ["spread", "drop"])
+def test_wrong_top_classes_are_refused(parts: dict[str, float], top_k: str, tmp_path: Path) -> None:
+    save(tmp_path, validation=TWO)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "a", "probs": parts}))
+    own = task(tmp_path, probabilities=["probs"], top_k=top_k)
+    if (parts, top_k) == ({"bad": 0.0}, "spread"):
+        np.testing.assert_allclose(softmax(column_outputs(own)), [[0, 1]], atol=1e-6)
+        return
+    with pytest.raises(UserError, match=r"no probabilities|not a finite number for each"):
+        column_outputs(own)
 
 
 # --- Quality

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_text_keeps_only_the_last_names_of_paths(text: str, expected: str) -> None:
     assert without_paths(text) == expected
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_terminal_shows_no_secret() -> None:
+    code = "from distill_runner.common.process import protect_output as p; p(); print('of hf_abcdefgh, é')"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "of ***, é\n"
 
 
 def test_nested_values_are_shortened_and_others_stay() -> None:
@@ -87,10 +96,12 @@ def test_a_run_sends_no_folder_user_or_secret(
         wandb_home,
         *["task=custom", f"task.dataset={private}/data", "task.max_length=16", "tracker=wandb", "method=rkd"],
         *["teacher=base", f"teacher.source={private}/bert", "student.num_layers=1"],
-        *["optim.max_steps=1", "teacher.optim.max_steps=1"],
+        *["optim.max_steps=1", "teacher.optim.max_steps=1", "task.name='${oc.env:HF_TOKEN}'"],
     )
     assert ended.code == 0, ended.err
     (run,) = wandb_home.glob("outputs/runs/*")
+    assert run.name.startswith("___-rkd-")
+    assert "hf_verysecret" not in (run / "distill-run.log").read_text()
     files = [file for folder in ("model", "wandb") for file in (run / folder).rglob("*") if file.is_file()]
     uploaded = [file for file in files if file.suffix != ".log"]  # W&B's own logs stay on the machine
     assert {file.suffix for file in uploaded} >= {".wandb", ".md", ".safetensors", ".json"}

@@ -330,7 +330,7 @@ def test_every_task_is_complete_and_says_what_to_expect(file: Path) -> None:
     settings = shipped_task(file.stem)
     assert make_task(**settings).name == (file.stem if not file.stem.startswith("custom") else settings["dataset"])
     own = "class_weights example_weight logits probabilities answers no_answer keep calibrate gold split_off encoding"
-    optional = {*own.split(), "assumptions"} | (
+    optional = {*own.split(), "assumptions", "top_k"} | (
         {"labels"} if settings["type"] in ("embeddings", "retrieval") else set()
     )
     optional |= {"columns", "train_columns", "label"} if settings["type"] == "retrieval" else set()

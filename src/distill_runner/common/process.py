@@ -21,6 +21,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any
 
+from distill_runner.common.files import without_secrets
+
 SECONDS_TO_SAVE = 20.0
 """Seconds from SIGTERM, which lets training stop and save, to the end of the process."""
 
@@ -55,7 +57,8 @@ def protect_output() -> None:
     """Let the process go on when its output cannot be written, such as to ``| head``, whose pipe closes early.
 
     Python would raise an error from ``print``, or while it flushes at exit, and a finished run would count as failed.
-    ``output_error`` returns what went wrong. Characters that the output cannot hold are written as their numbers.
+    ``output_error`` returns what went wrong. Characters that the output cannot hold are written as their numbers, and
+    secrets of the environment are masked.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -64,7 +67,7 @@ def protect_output() -> None:
             raw: Any = _ProtectedOutput(stream.fileno(), "w", closefd=False)
             # That of a terminal; UTF-8 for files, pipes and the C locale, whose ASCII nobody means.
             is_terminal = stream.isatty() and codecs.lookup(stream.encoding).name != "ascii"
-            protected = io.TextIOWrapper(
+            protected = _MaskedText(
                 raw if stream.write_through else io.BufferedWriter(raw),
                 stream.encoding if "PYTHONIOENCODING" in os.environ or is_terminal else "utf-8",
                 "backslashreplace",
@@ -72,6 +75,12 @@ def protect_output() -> None:
                 write_through=stream.write_through,
             )
             setattr(sys, name, protected)
+
+
+class _MaskedText(io.TextIOWrapper):
+    def write(self, text: str, /) -> int:
+        super().write(without_secrets(text))
+        return len(text)
 
 
 class _ProtectedOutput(io.FileIO):

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from distill_runner.common.files import without_secrets
+
 log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -28,11 +30,15 @@ def wrapped(line: str) -> str:
 
 
 class WrappingFormatter(logging.Formatter):
-    """Format of the lines that a user reads on standard error; a pipe gets them as they are."""
+    """Format of the lines that a user reads on standard error; a pipe gets them as they are, and so does a file.
+
+    Lines of a file begin with the time. Secrets are masked.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return "\n".join(map(wrapped, text.splitlines())) if sys.stderr.isatty() else text
+        text = without_secrets(super().format(record))
+        is_shown = sys.stderr.isatty() and not self.usesTime()
+        return "\n".join(map(wrapped, text.splitlines())) if is_shown else text
 
 
 class Stages:

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError, format_value, override, quantity, suggestion
+from distill_runner.common.files import without_secrets
 from distill_runner.compose.folders import OwnConfiguration, choices
 
 TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"
@@ -169,10 +170,11 @@ def run_key(plan: Any = False, *, _root_: DictConfig) -> str:
             stages[name] = {**part, "task": {**part["task"], "test": None}}
     parts = {"stages": stages, "precision": precision, "stage": stage}
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    names = (task, method if stage == "student" else stage)
+    own = (task, method if stage == "student" else stage)
     suffix = f"-plan-{os.getpid()}" if plan is True else ""
     # A long name, or one with a slash, is refused later; until then, it must not name a folder elsewhere.
-    return "-".join([*(re.sub(r"[/\\\0-\x1f]|^\.+", "_", str(name)[:100]) for name in names if name), digest]) + suffix
+    names = [re.sub(r"[/\\*\0-\x1f]|^\.+", "_", without_secrets(str(name))[:100]) for name in own if name]
+    return "-".join([*names, digest]) + suffix
 
 
 def variable(name: str, default: Any) -> Any:

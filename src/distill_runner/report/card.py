@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from distill_runner.common.errors import quantity
+from distill_runner.common.files import without_secrets
 from distill_runner.common.hub import is_hub_id
 from distill_runner.datasets.evaluate_metrics import hub_name
 from distill_runner.report.collect import Result, label
@@ -36,7 +37,7 @@ def model_card(result: Result) -> str:
         no_license=NO_LICENSE,
         not_comparable=NOT_COMPARABLE,
     )
-    return str(_parsed(text))  # the front matter as the hub writes it
+    return str(_parsed(without_secrets(text)))  # the front matter as the hub writes it
 
 
 def write_card(folder: Path, result: Result) -> None:

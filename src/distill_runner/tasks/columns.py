@@ -86,7 +86,7 @@ def numbers(cells: Iterable[Any]) -> np.ndarray:
             value = float(cell)
         except (TypeError, ValueError):
             value = np.nan
-        values.append(value if abs(value) <= np.finfo(np.float32).max else np.nan)
+        values.append(value if abs(value) <= float(np.finfo(np.float32).max) else np.nan)
     return np.array(values, dtype=np.float64)
 
 

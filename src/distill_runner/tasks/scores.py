@@ -20,7 +20,7 @@ from distill_runner.datasets.readers.content import SplitTable, read_table
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.columns import is_blank, numbers, printed_value
-from distill_runner.tasks.decoding import OneClass, fitted_temperature
+from distill_runner.tasks.decoding import MIN_PROBABILITY, OneClass, fitted_temperature
 from distill_runner.tasks.split_account import short_list
 
 if TYPE_CHECKING:
@@ -119,6 +119,16 @@ def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
 def raw_outputs(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, list[str]]:
     """Return the scores (N, C) before calibration, NaN in rows without a score, and remarks on them."""
     values, remarks = answer_shares(task, table, split) if task.answers else ordered_numbers(task, table, split)
+    has_part = np.isnan(values).any(axis=1) & ~np.isnan(values).all(axis=1)
+    if task.top_k and has_part.any():
+        own, is_missing = values[has_part], np.isnan(values[has_part])
+        sums = np.nansum(own, axis=1, keepdims=True)
+        if task.top_k == "spread":
+            values[has_part] = np.where(is_missing, np.maximum(1 - sums, 0) / is_missing.sum(1, keepdims=True), own)
+        else:
+            values[has_part] = np.nan_to_num(own) / np.clip(sums, MIN_PROBABILITY, 1)
+        rest = "equal parts of the rest of 1" if task.top_k == "spread" else "nothing"
+        remarks.append(f"{quantity(len(own), 'row', ',')} without some classes, which get {rest}")
     rows = np.flatnonzero(~np.isnan(values).any(axis=1))
     if task.decoding.has_probabilities and not task.logits:
         typed_values = values.copy()
@@ -130,7 +140,7 @@ def raw_outputs(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, l
             problem = f"row {row} of split '{split}' has {', '.join(map(str, cells))}, which are no probabilities"
             remedy = "From 0 to 1, for classes with the sum 1. Percentages: divide them by 100. "
             is_part = typed_values.shape[1] > 1 and typed_values[row].min() >= 0 and typed_values[row].max() <= 1
-            top = "If only the top classes are known, share the rest of 1 equally among the other classes."
+            top = "If only the top classes are known, leave the cells of the others empty, and set task.top_k."
             remedy += top if is_part else "Raw outputs: task.logits."
             raise UserError(task.prediction_key, format_list(task.prediction_columns), problem, remedy)
     return values, remarks
@@ -182,13 +192,16 @@ def listed_numbers(task: Any, cells: Sequence[Any], split: str) -> tuple[np.ndar
             continue
         scores = cell if isinstance(cell, list) else []
         if isinstance(cell, Mapping):
-            by_name = {normalized_label(str(name)): number for name, number in cell.items() if number is not None}
-            has_score = [normalized_label(name) in by_name for name in names]
-            scores = [by_name[normalized_label(name)] for name in names] if all(has_score) else []
-            scores = scores if len(by_name) == len(cell) == len(names) else []
-        if len(scores) != len(values[row]) or np.isnan(own := numbers(scores)).any():
+            parts = {name: number for name, number in cell.items() if number is not None}
+            by_name = {normalized_label(str(name)): number for name, number in parts.items()}
+            scores = [by_name.get(normalized_label(name)) for name in names]
+            scores = scores if len(scores) - scores.count(None) == len(by_name) == len(parts) else []
+        own, is_missing = numbers(scores), [score is None and task.top_k is not None for score in scores]
+        if len(scores) != len(values[row]) or (np.isnan(own) & ~np.array(is_missing)).any():
             problem = f"row {row} of split '{split}' has {str(cell)[:60]}, not a finite number for each output"
             remedy = f"A list in the order {short_list(names)}, or an object with these keys."
+            if scores.count(None) and task.probabilities and isinstance(task.decoding, OneClass):
+                remedy = "If it has the top classes only: " + override("task.top_k", "spread") + ", or drop."
             raise UserError(task.prediction_key, format_list(task.prediction_columns), problem, remedy)
         values[row] = own
     return values, [f"in the order {short_list(names)}"] if names else []

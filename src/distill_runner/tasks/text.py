@@ -33,7 +33,7 @@ from distill_runner.tasks.columns import (
     numbers,
     typed_values,
 )
-from distill_runner.tasks.decoding import Decoding, Number
+from distill_runner.tasks.decoding import Decoding, Number, OneClass
 from distill_runner.tasks.scores import (
     TRANSFER,
     fit_temperature,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 FORMS = ("probabilities", "logits", "answers")
 """Options that name columns of scores."""
-SCORE_FIELDS = frozenset({*FORMS, "no_answer", "keep", "calibrate", "fitted_on", "gold"})
+SCORE_FIELDS = frozenset({*FORMS, "top_k", "no_answer", "keep", "calibrate", "fitted_on", "gold"})
 """Entries of a task's spec on which the rows with a score depend."""
 MAX_SEARCHED = 20_000
 """Examples that are searched for their labels; of more, evenly spaced ones."""
@@ -83,6 +83,9 @@ class TextTask(Task):
         probabilities: columns with the probability that another model gives to each class, in the order of the model's
             outputs; of two classes, one column is enough. With ``teacher=labels`` they replace the predictions of a
             teacher. Sums that differ from 1 by up to 0.005 for each class (at most 0.05) are normalized.
+        top_k: what becomes of the rest of 1 where rows lack the probabilities of some classes. ``spread``: the missing
+            ones get equal parts of it. ``drop``: they get 0, and the others are divided by their sum. null refuses
+            objects that lack a class, and leaves rows out in which a column is empty.
         logits: as ``probabilities``, but with raw outputs before the softmax; for regression, one column of scores.
         answers: columns with a label that another model names, such as samples of a language model. Their shares
             become probabilities; for regression, their mean is the score.
@@ -113,6 +116,7 @@ class TextTask(Task):
     split_off: float | None = Field(None, gt=0, lt=1)
     example_weight: str | None = None
     probabilities: list[str] | None = None
+    top_k: Literal["spread", "drop"] | None = None
     logits: list[str] | None = None
     answers: list[str] | None = None
     no_answer: list[str] | None = None
@@ -182,6 +186,9 @@ class TextTask(Task):
         if self.keep and not CONFIDENT.fullmatch(self.keep):
             remedy = override("task.keep", "confident:0.8")
             raise UserError("task.keep", self.keep, "must be confident:<lowest probability>", remedy)
+        if self.top_k and not (self.probabilities and isinstance(self.decoding, OneClass)):
+            problem = "needs columns of probabilities of classes, of which an example has one"
+            raise UserError("task.top_k", self.top_k, problem, example)
         if self.calibrate and (self.gold == "none" or self.answers):
             problem = "needs probabilities or raw outputs, and gold labels"
             raise UserError("task.calibrate", True, problem, example)
@@ -281,7 +288,7 @@ class TextTask(Task):
 
         ``fitted_on`` is the split that calibrates: ``validation`` does not tell which of its splits is the first.
         """
-        unset = {"split_off"} | {name for name in ("no_answer", "calibrate") if not getattr(self, name)}
+        unset = {"split_off"} | {name for name in ("no_answer", "calibrate", "top_k") if not getattr(self, name)}
         unset |= {"drop_leaks"} | ({"gold"} if self.gold == "all" else set())
         fit: dict[str, Any] = {"fitted_on": next(iter(self.validation.values()))} if self.calibrate else {}
         if self.drop_leaks:  # test texts then determine the training data

@@ -377,6 +377,7 @@ def open_tracker(
     Raises:
         UserError: the tracker's package is missing, or W&B refuses the configuration even offline.
     """
+    config = TrackerConfig(**shareable(config.model_dump()))
     tracker_class = OPTIONAL.get(config.name)
     if tracker_class is None and (path := entry_point(_ENTRY_POINTS, config.name)):
         tracker_class = load_class("tracker.name", path, Tracker)
