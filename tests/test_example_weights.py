@@ -288,6 +288,7 @@ def test_methods_and_transfer_sets_without_weights(
         run = compose(*data, "task.example_weight=w", *overrides)
         return resolve_stage(run.stages, run.stage, run.runtime.precision)
 
+    assert resolved("method=rkd", "teacher.optim.epochs=0"), "a stage that is not trained reads no weights"
     monkeypatch.setattr(CorrelatedSoftLabels, "weighs_examples", False)  # as a term of one's own may be
     with pytest.raises(UserError, match="no term of the method reads weights: kd"):
         resolved("method=dist", "stages.student.method.weights.ce=0", "loss.temperature=2")

@@ -71,6 +71,8 @@ def test_examples_that_are_used_before_are_no_test_split(data: Path) -> None:
             make_task(**fields, train="train[75%:]", validation={"dev": other}, test={"final": split})
         optional = make_task(**fields, train="train[75%:]", validation={"dev": other}, test={"final": f"{split}?"})
         assert optional.with_existing_tests().test == {}
+    same_file = make_task(**fields, validation={"dev": "validation"}, test={"final": "dev?"})
+    assert same_file.with_existing_tests().test == {}
     with pytest.raises(UserError, match=r"task\.test\.final=train\[:10%\]: has rows of task\.train=train"):
         make_task(**fields, validation={"dev": "validation"}, test={"final": "train[:10%]"})
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.corpora import Corpus, quotas
 from distill_runner.pipeline.inputs import hub_commits
@@ -52,6 +53,18 @@ def test_small_languages_are_read_more_often(corpus_of_two: dict[str, object]) -
     assert list(sampled.texts("validation")) == list(plain.texts("validation"))
     assert "exponent" not in plain.spec()
     assert sampled.spec()["exponent"] == 0.5
+
+
+def test_a_part_of_another_dataset_without_rows_is_refused_by_its_own_key(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.csv").write_text("text,label\na,0\nb,1\n")
+    other = f"{tmp_path / 'two'}::train[:1%]"
+    fields = {"name": "x", "dataset": str(tmp_path / "one"), "columns": ["text"], "max_length": 16, "epochs": 1}
+    own = make_task(**fields, metrics=["accuracy"], validation={"dev": "train[:1]", "other": other}, train="train[1:]")
+    with pytest.raises(UserError, match="has no rows") as error:
+        own.examples(other)
+    assert error.value.key == "task.validation.other"
 
 
 def test_a_part_without_a_training_document_is_left_out(corpus_of_two: dict[str, object], tmp_path: Path) -> None:

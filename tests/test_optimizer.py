@@ -60,3 +60,9 @@ def test_the_first_step_after_the_warmup(num_steps: int, warmup: float, schedule
     """Short runs have one such step, and half the rate there would go unnoticed."""
     optim = Optim(**{"lr": 1.0, "batch_size": 1, "epochs": 1, "warmup": warmup, "schedule": schedule})
     assert [learning_rate(optim, step, num_steps) for step in range(num_steps)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("milestones", [[0.75, 0.5], [0.0, 0.5], [0.5, 1.0]])
+def test_milestones_rise_between_the_first_step_and_the_last(milestones: list[float]) -> None:
+    with pytest.raises(ValueError, match="must be increasing fractions"):
+        Optim.model_validate({"lr": 1.0, "batch_size": 1, "epochs": 1, "milestones": milestones})

@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForImageClassification
+from transformers import AutoConfig, AutoModelForImageClassification, ResNetConfig
 
-from distill_runner.models.build import count_parameters
+from distill_runner.models.build import build, count_parameters
+from distill_runner.models.config import Head, ModelConfig
 from distill_runner.models.images import CifarResNet, CifarResNetConfig
 
 
@@ -88,3 +89,13 @@ def test_it_goes_through_a_folder_as_plain_safetensors_and_comes_back(tmp_path: 
         assert torch.equal(loaded(images).logits, model(images).logits)
     config = AutoConfig.from_pretrained(tmp_path)
     assert (config.depth, config.shortcut, list(config.widths), config.num_labels) == (8, "pad", [16, 32, 64], 4)
+
+
+def test_a_network_of_transformers_gets_a_new_head_also_for_as_many_classes(tmp_path: Path) -> None:
+    """Its own head is that of another task."""
+    config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", num_labels=2)
+    source = AutoModelForImageClassification.from_config(config)
+    source.save_pretrained(tmp_path)
+    own = build(ModelConfig(source=str(tmp_path)), Head("AutoModelForImageClassification", ("a", "b"), 2)).state_dict()
+    changed = {name for name, tensor in source.state_dict().items() if not torch.equal(tensor, own[name])}
+    assert changed == {"classifier.1.weight", "classifier.1.bias"}

@@ -420,6 +420,11 @@ def test_the_temperature_is_the_best_of_a_fine_grid(tmp_path: Path) -> None:
         column_outputs(task(tmp_path, logits=["z_good"], calibrate=True))
 
 
+def test_answers_have_no_temperature(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs probabilities or raw outputs, and gold labels"):
+        task(save(tmp_path, train=GOLD | {"a": GOLD["label"]}, validation=GOLD), answers=["a"], calibrate=True)
+
+
 def test_the_key_tells_which_split_calibrates(tmp_path: Path) -> None:
     """The order of the validation splits is not in ``validation``, and ``select_on`` may name another one."""
     scored = GOLD | {"z_good": [1, -1, 2, 0]}

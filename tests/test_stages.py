@@ -514,6 +514,7 @@ def test_a_tokenizer_of_other_ids_does_not_read_copied_embeddings(
         "same": words,
         "more": words | {"a-new-word": len(words)},
         "turned": words | {first: words[second], second: words[first]},
+        "fewer": {token: number for token, number in words.items() if token != second},
     }
     for name, vocabulary in vocabularies.items():
         shutil.copytree(tiny_bert_folder, tmp_path / name)
@@ -528,5 +529,9 @@ def test_a_tokenizer_of_other_ids_does_not_read_copied_embeddings(
                 resolve_stage(run.stages, "student", "fp32")
         else:
             assert resolve_stage(run.stages, "student", "fp32")
-    run = compose(*options, f"student.tokenizer={tmp_path / 'more'}", "student.resize=true")
-    assert resolve_stage(run.stages, "student", "fp32")
+    sizes = [
+        resolve_stage(compose(*options, f"student.tokenizer={tmp_path / name}", resize).stages, "student", "fp32").shape
+        for name, resize in (("fewer", "student.resize=false"), ("more", "student.resize=true"))
+    ]
+    rows = json.loads((tiny_bert_folder / "config.json").read_text())["vocab_size"]
+    assert [size.vocab_size for size in sizes] == [rows, max(rows, len(words) + 1)]

@@ -1,9 +1,11 @@
 """Sweeps that are queued and left: what is put into the queue, behind what, and what the same command finds later."""
 
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -121,3 +123,32 @@ def test_jobs_are_read_from_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="squeue"):
         queued_jobs()
+
+
+def test_an_array_begins_after_the_end_of_another_however_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point whose teacher failed says so itself; with ``afterok`` it would wait for ever."""
+    settings: dict[str, Any] = {}
+
+    class SlurmLauncher:
+        params: ClassVar = {"submitit_folder": "jobs", "max_num_timeout": 3, "partition": "gpu", "timeout_min": 5}
+
+    class AutoExecutor:
+        def __init__(self, **options: Any) -> None:
+            settings.update(options)
+
+        def update_parameters(self, **options: Any) -> None:
+            settings.update(options)
+
+        def map_array(self, *columns: Any) -> list[Any]:
+            return [SimpleNamespace(job_id=f"9_{number}") for number in range(len(columns[1]))]
+
+    shared = SimpleNamespace(BaseQueueConf=SimpleNamespace(__dataclass_fields__={"timeout_min": None}))
+    for name, module in (
+        ("submitit", SimpleNamespace(AutoExecutor=AutoExecutor)),
+        ("hydra_plugins.hydra_submitit_launcher", SimpleNamespace(config=shared)),
+        ("hydra_plugins.hydra_submitit_launcher.config", shared),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    assert submitter(SlurmLauncher(), [])([["seed=1"], ["seed=2"]], "7") == ["9_0", "9_1"]
+    assert (settings["timeout_min"], settings["slurm_partition"]) == (5, "gpu")
+    assert settings["slurm_additional_parameters"] == {"dependency": "afterany:7"}

@@ -39,6 +39,13 @@ def test_row_of_a_failed_and_of_an_interrupted_run() -> None:
     assert "interrupted: repeat the command to resume" in result_row(failed(status="interrupted", error=None))
 
 
+def test_an_average_of_a_number_in_brackets_is_in_brackets() -> None:
+    published = {"value": 50.0, "source": "ALP-KD Table 1", "comparable": True}
+    cola = {"task": "cola", "metric": "matthews", "published": published | {"comparable": False}}
+    lines = terminal_of([result(key="1", published=published), result(key="2", **cola)]).splitlines()
+    assert ["50.00", "(50.00)", "(50.00)"] in [line.split()[-3:] for line in lines]
+
+
 def test_table_of_methods_and_tasks() -> None:
     pkd = {"method": "pkd", "mapping": "skip", "attention": None}
     results = [

@@ -158,6 +158,23 @@ def assert_same_result(first: Training, second: Training) -> None:
     assert predictions == predictions2
 
 
+@pytest.mark.parametrize("max_steps", [None, 3])
+def test_few_updates_are_worth_a_warning_unless_they_were_asked_for(
+    make: Make, caplog: pytest.LogCaptureFixture, max_steps: int | None
+) -> None:
+    fit(make(epochs=1, max_steps=max_steps))
+    assert ("updates in total" in caplog.text) == (max_steps is None)
+
+
+def test_a_checkpoint_by_steps_is_due_once_a_step(make: Make) -> None:
+    training = make(runtime={"checkpoint_steps": 1})
+    due = [training.checkpoint_due()]
+    training.take_update(next(training.rest_of_epoch()))
+    due.append(training.checkpoint_due())
+    training.save()
+    assert [*due, training.checkpoint_due()] == [False, True, False]
+
+
 # Interruptions. A resumed training starts from other random numbers and other weights: the checkpoint has them all.
 
 

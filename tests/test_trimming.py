@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
 from distill_runner.common.errors import UserError
 from distill_runner.models.vocabulary import trim_embeddings, trim_tokenizer
@@ -43,6 +43,14 @@ def test_an_unknown_character_costs_the_same(trimmed: tuple[Any, Any, np.ndarray
     models = [json.loads(tokenizer.backend_tokenizer.to_str())["model"] for tokenizer in trimmed[:2]]
     least, remaining = (min(score for _, score in model["vocab"]) for model in models)
     assert least == remaining
+
+
+def test_special_tokens_without_a_role_remain(tmp_path: Path) -> None:
+    tiny_tokenizers.make("bert").save_pretrained(tmp_path / "full")
+    full = AutoTokenizer.from_pretrained(tmp_path / "full")
+    full.add_tokens([AddedToken("<mark>", special=True)])
+    trim_tokenizer(full, np.array(full("a")["input_ids"]), tmp_path)
+    assert "<mark>" in AutoTokenizer.from_pretrained(tmp_path).get_vocab()
 
 
 def test_other_texts_still_have_tokens(trimmed: tuple[Any, Any, np.ndarray]) -> None:

@@ -102,10 +102,10 @@ class _Resolver:
 
     def _model(self, name: str, config: StageConfig, dependents: tuple[str, ...]) -> Stage:
         """Return a stage that yields a model."""
-        source_stage, model_source, model, epochs = None, None, config.model, config.optim.epochs
-        if epochs == 0 and not config.method.reads_teacher:  # its terms, on labels, are never computed
+        source_stage, model_source, model = None, None, config.model
+        if config.optim.epochs == 0 and not config.method.reads_teacher:  # its terms, on labels, are never computed
             config = config.model_copy(update={"method": MethodConfig(terms={})})
-        elif epochs != 0 and not config.method.terms:
+        elif not config.method.terms:
             raise UserError("method.terms", None, "every term has weight 0", "Give at least one term a weight.")
         if model.source and model.source.startswith(STAGE):
             source_name = model.source.removeprefix(STAGE)
