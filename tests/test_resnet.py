@@ -1,6 +1,7 @@
 """CIFAR's ResNet: published sizes, an independent forward, and the ways of transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,7 +94,8 @@ def test_it_goes_through_a_folder_as_plain_safetensors_and_comes_back(tmp_path: 
 
 def test_a_network_of_transformers_gets_a_new_head_also_for_as_many_classes(tmp_path: Path) -> None:
     """Its own head is that of another task."""
-    config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", num_labels=2)
+    resnet: Any = ResNetConfig
+    config = resnet(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", num_labels=2)
     source = AutoModelForImageClassification.from_config(config)
     source.save_pretrained(tmp_path)
     own = build(ModelConfig(source=str(tmp_path)), Head("AutoModelForImageClassification", ("a", "b"), 2)).state_dict()

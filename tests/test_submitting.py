@@ -148,7 +148,7 @@ def test_an_array_begins_after_the_end_of_another_however_that_ended(monkeypatch
         ("hydra_plugins.hydra_submitit_launcher", SimpleNamespace(config=shared)),
         ("hydra_plugins.hydra_submitit_launcher.config", shared),
     ):
-        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, name, module)
     assert submitter(SlurmLauncher(), [])([["seed=1"], ["seed=2"]], "7") == ["9_0", "9_1"]
     assert (settings["timeout_min"], settings["slurm_partition"]) == (5, "gpu")
     assert settings["slurm_additional_parameters"] == {"dependency": "afterany:7"}

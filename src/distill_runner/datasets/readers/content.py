@@ -64,8 +64,8 @@ from distill_runner.datasets.readers.table import (
 )
 from distill_runner.datasets.readers.text_files import ConllReader, JsonReader, PlainTextReader, TextFile, is_conll
 
-MAX_NAME = 40
-"""Characters of a column's name in messages. A file without a line of names has its first texts there."""
+MAX_NAMES, MAX_NAME = 12, 40
+"""Columns in messages, and characters of their names. A file without a line of names has its first texts there."""
 LARGER_PART = "Use a larger part, as in train[:90%], train[90%:] or train[~:90%]."
 
 
@@ -316,10 +316,10 @@ def _empty_split(data: Dataset, split: str, origin: str) -> UserError:
     return UserError(data.split_key(split), split, f"the split is empty ({origin})", "Download or write it again.")
 
 
-def listed_names(names: Sequence[str], limit: int = 12) -> str:
+def listed_names(names: Sequence[str]) -> str:
     """Return names of columns for a message: the first ones, each cut after some characters."""
-    short = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names[:limit]]
-    return ", ".join(short) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
+    short = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names[:MAX_NAMES]]
+    return ", ".join(short) + (f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else "")
 
 
 # Fingerprints, and rows that two splits share

@@ -166,13 +166,10 @@ class Reader:
 class MemoryReader(Reader):
     """Columns in memory."""
 
-    def __init__(
-        self, columns: Mapping[str, list[Any]], class_names: Mapping[str, list[str]], remarks: Iterable[str] = ()
-    ) -> None:
-        self.names, self.class_names, self._columns, self._remarks = list(columns), class_names, columns, remarks
+    def __init__(self, columns: Mapping[str, list[Any]], class_names: Mapping[str, list[str]]) -> None:
+        self.names, self.class_names, self._columns = list(columns), class_names, columns
 
     def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
-        record.remarks += self._remarks
         for row in zip(*self._columns.values(), strict=True):
             yield dict(zip(self._columns, row, strict=True))
 
