@@ -1,6 +1,7 @@
 """Weights of training examples: what they do to the losses, where they are refused, and a run with them."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -309,3 +310,17 @@ def test_the_account_tells_the_effective_number(compose: Compose, tmp_path: Path
     (line,) = example_lines(stage, Pipeline(Store(run.store.dir), run.runtime).inputs)
     assert "weights of w, 0 to 2, as 3 of 4 examples with equal weights ((sum w)^2 / sum w^2)" in line.text
     assert line.details["effective"] == pytest.approx(16 / 6)
+
+
+@pytest.mark.parametrize(("batch_size", "is_refused"), [(4, True), (3, False)])
+def test_a_transfer_set_of_one_batch_is_refused(
+    compose: Compose, tmp_path: Path, batch_size: int, is_refused: bool
+) -> None:
+    """It must have been read otherwise than the user means."""
+    data = written(tmp_path / "data", ["1", "2", "3", "4"])
+    transfer = f"stages.student.transfer={{name: x, parts: {{a: {{dataset: {data}, columns: [text]}}}}}}"
+    options = (f"task.dataset={data}", "task.columns=[text]", "task.test=null", "method=kd", transfer)
+    run = compose(*options, f"stages.student.optim.batch_size={batch_size}", "stages.student.optim.epochs=1")
+    stage = resolve_stage(run.stages, run.stage, run.runtime.precision)
+    with pytest.raises(UserError, match="would be 1 update, on 4 examples") if is_refused else nullcontext():
+        Pipeline(Store(run.store.dir), run.runtime).prepare(stage)
