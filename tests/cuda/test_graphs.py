@@ -55,7 +55,7 @@ def counted() -> Iterator[list[tuple[int, int]]]:
         found.append((replays[0], COUNTS.launches.total() + COUNTS.copies.total() - COUNTS.launches["replay"]))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "step", step_counted)
+        patch.setattr(Training, "take_update", step_counted)
         patch.setattr(torch.cuda.CUDAGraph, "replay", replay_counted)
         yield found
 
@@ -281,10 +281,10 @@ def test_a_run_taken_up_within_an_epoch_is_the_same(
         options = ("method=alp", f"store.dir={tmp_path}/{name}", *made_small(("method=alp",)))
         run = compose(*options, "optim.max_steps=10", "runtime.log_every=1", "runtime.checkpoint_steps=5")
         if name == "resumed":
-            monkeypatch.setattr(Training, "step", interrupted)
+            monkeypatch.setattr(Training, "take_update", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 losses_of(run, "cuda:0", "fp32")
-            monkeypatch.setattr(Training, "step", step)
+            monkeypatch.setattr(Training, "take_update", step)
         losses[name] = [point["loss"] for point in losses_of(run, "cuda:0", "fp32")]
     assert len(losses["resumed"]) == len(losses["whole"]) - 5 > 0
     assert losses["resumed"] == losses["whole"][5:]

@@ -38,7 +38,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Counter[str]
         seen.append((COUNTS.waits.copy(), COUNTS.launches.total() + COUNTS.copies.total()))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", counted)
+        patch.setattr(Training, "take_update", counted)
         yield seen
 
 
