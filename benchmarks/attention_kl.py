@@ -2,11 +2,15 @@
 
     python benchmarks/attention_kl.py internal [--length 64] [--width 768] [--batch 32]
     python benchmarks/attention_kl.py relations [--length 512] [--batch 8]
+    python benchmarks/attention_kl.py minilmv2 [--length 128] [--batch 16] [--bloomberg <clone of minilmv2.bb>]
 
 ``internal`` is the forward and backward pass of soft + kl + cos, from a 12-layer teacher to a 6-layer student with 12
 heads. Its naive side uses padded batches, eager attention and ``output_attentions`` of both models. ``relations`` is
 MiniLMv2's loss alone (48 relation heads, widths 768 and 384, Q-Q, K-K and V-V). Its naive side materializes the full
-distributions and uses autograd. Sequence lengths vary from a quarter of the length to the full length.
+distributions and uses autograd. ``minilmv2`` is the forward and backward pass of MiniLMv2, from a teacher of 12 layers
+of width 768 to a student of 6 layers of width 384, beside its reimplementations: bertdistiller 0.1.2 (``pip install
+--no-deps bertdistiller loguru``) and github.com/bloomberg/minilmv2.bb. Sequence lengths vary from a quarter of the
+length to the full length.
 
 Each measurement runs in a separate process, in the order A B A B, after one warm-up update. Memory is the growth of the
 process after models and inputs are created. It prints all measurements, then medians and ratios.
@@ -16,6 +20,7 @@ cores, threads wait for each other and an update takes many times longer.
 """
 
 import argparse
+import importlib.util
 import multiprocessing
 import resource
 import statistics
@@ -30,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import AutoConfig, BertConfig, BertForSequenceClassification, BertModel
 
 from benchmarks.loss import divergence
 from distill_runner.datasets.batches import Batch
@@ -172,9 +177,76 @@ def relations_naive(options: argparse.Namespace) -> Update:
     return update
 
 
+MINILM = {"rule": "top"}
+"""The last layer of the student learns from the last one of the teacher."""
+SAME_PAIRS = {(1, 1): 1.0, (2, 2): 1.0, (3, 3): 1.0}
+"""Weights of Q-Q, K-K and V-V as both reimplementations write them."""
+
+
+def minilm_models(options: argparse.Namespace, attention: str = "sdpa") -> list[Any]:
+    built = []
+    for num_layers, width in zip(LAYERS, (768, 384), strict=True):
+        sizes = {"num_hidden_layers": num_layers, "hidden_size": width, "intermediate_size": 4 * width}
+        positions = {"max_position_embeddings": options.length}
+        config = AutoConfig.for_model("bert", vocab_size=1000, num_attention_heads=HEADS, **positions, **sizes)
+        config.architectures = ["BertForMaskedLM"]  # which bertdistiller asks for
+        config._attn_implementation = attention
+        torch.manual_seed(num_layers)
+        built.append(BertModel(config, add_pooling_layer=False).eval())
+    return [built[0].requires_grad_(False), built[1]]
+
+
+def minilm_own(options: argparse.Namespace) -> Update:
+    batch, (teacher, student) = batch_of(options.length, options.batch), minilm_models(options)
+    term = {"term": "attention_relations", "mapping": MINILM, "pairs": ["QQ", "KK", "VV"], "heads": RELATION_HEADS}
+    method = parse_method({"terms": {"relations": term}, "weights": {"relations": 1.0}}).make()
+    method.bind(EncoderShape.from_config(student.config), EncoderShape.from_config(teacher.config), Classes())
+
+    def update() -> Tensor:
+        with torch.no_grad():
+            teacher_features = extract(teacher, batch, method.teacher_needs)
+        losses = method(extract(student, batch, method.student_needs), teacher_features, batch, Progress(0, 0, 1, 1))
+        return losses["relations"]
+
+    return update
+
+
+def padded_inputs(options: argparse.Namespace) -> dict[str, Tensor]:
+    ids, segments, mask = batch_of(options.length, options.batch).to_padded()
+    return {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
+
+
+def minilm_bertdistiller(options: argparse.Namespace) -> Update:
+    from bertdistiller.distillation.minilm import trainer as module
+
+    inputs, (teacher, student) = padded_inputs(options), minilm_models(options)
+    trainer = module.MiniLMTrainer.__new__(module.MiniLMTrainer)  # whose loss needs nothing of a Trainer
+    relations = {"num_relation_heads": RELATION_HEADS, "relations": SAME_PAIRS}
+    trainer.args = argparse.Namespace(teacher_layer=LAYERS[0], student_layer=LAYERS[1], **relations)
+    trainer.teacher, trainer.attention_extractor = teacher, module.BertAttentionExtractor()
+    trainer.kl_loss = torch.nn.KLDivLoss(reduction="sum")
+    return lambda: trainer.compute_loss(student, inputs)
+
+
+def minilm_bloomberg(options: argparse.Namespace) -> Update:
+    file = Path(options.bloomberg) / "minilmv2" / "minilmv2.py"
+    spec: Any = importlib.util.spec_from_file_location("minilmv2", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    inputs, (teacher, student) = padded_inputs(options), minilm_models(options, "eager")  # it reads attentions
+    model = module.MiniLM(teacher, student, *LAYERS, SAME_PAIRS, RELATION_HEADS)
+    student.eval()
+    return lambda: model(**inputs)[0]
+
+
 SIDES = {
     "internal": {"naive": internal_naive, "distill-run": internal_fast},
     "relations": {"naive": relations_naive, "distill-run": relations_fast},
+    "minilmv2": {
+        "bertdistiller": minilm_bertdistiller,
+        "minilmv2.bb": minilm_bloomberg,
+        "distill-run": minilm_own,
+    },
 }
 
 
@@ -197,31 +269,34 @@ def measure(what: str, side: str, options: argparse.Namespace) -> tuple[float, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=SIDES)
-    parser.add_argument("--length", type=int, help="64 or 512 by default")
-    parser.add_argument("--batch", type=int, help="32 or 8 by default")
+    parser.add_argument("--length", type=int, help="64, 512 or 128 by default")
+    parser.add_argument("--batch", type=int, help="32, 8 or 16 by default")
+    parser.add_argument("--bloomberg", help="clone of github.com/bloomberg/minilmv2.bb, which is left out otherwise")
     parser.add_argument("--width", type=int, default=768, help="of both models, for `internal`")
     parser.add_argument("--updates", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, help="of torch; its own choice by default")
     options = parser.parse_args()
-    options.length = options.length or {"internal": 64, "relations": 512}[options.what]
-    options.batch = options.batch or {"internal": 32, "relations": 8}[options.what]
-    measurements: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES[options.what]}
+    options.length = options.length or {"internal": 64, "relations": 512, "minilmv2": 128}[options.what]
+    options.batch = options.batch or {"internal": 32, "relations": 8, "minilmv2": 16}[options.what]
+    sides = [side for side in SIDES[options.what] if side != "minilmv2.bb" or options.bloomberg]
+    measurements: dict[str, list[tuple[float, float, float]]] = {side: [] for side in sides}
     # An executor, since a pool would wait for ever for a process that was killed for lack of memory.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         for _ in range(options.repeats):
             for side, results in measurements.items():
                 results.append(pool.submit(measure, options.what, side, options).result())
                 rate, memory, loss = results[-1]
-                print(f"{side:11} {rate:8.2f} examples/s  {memory:7.0f} MiB  loss {loss:.6f}", flush=True)
+                print(f"{side:13} {rate:8.2f} examples/s  {memory:7.0f} MiB  loss {loss:.6f}", flush=True)
     medians = {}
     for side, results in measurements.items():
         rates, memories, _ = zip(*results, strict=True)
         medians[side] = statistics.median(rates), statistics.median(memories)
         spread = f"(min {min(rates):.2f}, max {max(rates):.2f})"
-        print(f"median {side:11} {medians[side][0]:8.2f} examples/s {spread}  {medians[side][1]:7.0f} MiB")
-    rate, memory = (fast / naive for fast, naive in zip(medians["distill-run"], medians["naive"], strict=True))
-    print(f"ratio  {rate:.2f} of the speed, {memory:.2f} of the memory")
+        print(f"median {side:13} {medians[side][0]:8.2f} examples/s {spread}  {medians[side][1]:7.0f} MiB")
+    for side in sides[:-1]:
+        rate, memory = (own / other for own, other in zip(medians["distill-run"], medians[side], strict=True))
+        print(f"distill-run has {rate:.2f} of the speed of {side}, and {memory:.2f} of its memory")
 
 
 if __name__ == "__main__":
