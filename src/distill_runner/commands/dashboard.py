@@ -83,7 +83,6 @@ def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]
         "Scores by epoch": [curve(f"validation/{metric}", x="epoch") for metric in metric_names()],
         "Scores by label": [
             wr.WeavePanelSummaryTable(table_name=BY_CLASS),
-            wr.MediaBrowser(title="Errors by label", media_keys=["errors"]),
         ],
         "Losses": [curve(f"loss/{term}") for term in terms] + [curve("loss")],
         "Hyper-parameters": [
