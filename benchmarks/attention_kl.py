@@ -20,6 +20,7 @@ cores, threads wait for each other and an update takes many times longer.
 """
 
 import argparse
+import importlib
 import importlib.util
 import multiprocessing
 import resource
@@ -188,7 +189,7 @@ def minilm_models(options: argparse.Namespace, attention: str = "sdpa") -> list[
     for num_layers, width in zip(LAYERS, (768, 384), strict=True):
         sizes = {"num_hidden_layers": num_layers, "hidden_size": width, "intermediate_size": 4 * width}
         positions = {"max_position_embeddings": options.length}
-        config = AutoConfig.for_model("bert", vocab_size=1000, num_attention_heads=HEADS, **positions, **sizes)
+        config: Any = AutoConfig.for_model("bert", vocab_size=1000, num_attention_heads=HEADS, **positions, **sizes)
         config.architectures = ["BertForMaskedLM"]  # which bertdistiller asks for
         config._attn_implementation = attention
         torch.manual_seed(num_layers)
@@ -217,7 +218,7 @@ def padded_inputs(options: argparse.Namespace) -> dict[str, Tensor]:
 
 
 def minilm_bertdistiller(options: argparse.Namespace) -> Update:
-    from bertdistiller.distillation.minilm import trainer as module
+    module: Any = importlib.import_module("bertdistiller.distillation.minilm.trainer")
 
     inputs, (teacher, student) = padded_inputs(options), minilm_models(options)
     trainer = module.MiniLMTrainer.__new__(module.MiniLMTrainer)  # whose loss needs nothing of a Trainer
