@@ -200,6 +200,8 @@ def test_a_run_learns_and_says_what_it_read(runs: dict[str, Path]) -> None:
     card = (runs["rkd"] / "model" / "README.md").read_text()
     assert "## Scores of each label, test" in card
     assert f"{100 * rows['place']['f1']:.2f}" in card
+    assert "| teacher_recall ×100 |" in card
+    assert 0 < rows["place"]["teacher_recall"] <= 1
     assert "pipeline_tag: token-classification" in card
     assert 'pipeline("token-classification", model=".", aggregation_strategy="first")' in card
 

@@ -375,7 +375,7 @@ def _outputs(stage: Stage, pipeline: Pipeline, artifact: Path) -> dict[str, tupl
 
 
 def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dict[str, float]]]:
-    """Return metrics of each class by validation and test split; empty for tasks that have none."""
+    """Return metrics of each class by validation and test split, with the teacher's recall; empty without classes."""
     task, artifact = stage.config.task, pipeline.store.find(stage.spec)
     if task is None or artifact is None:
         return {}
@@ -383,6 +383,11 @@ def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dic
     outputs = _outputs(stage, pipeline, artifact)
     outputs |= {name: (tests.outputs(name), split) for name, split in tests.splits.items()}
     by_split = {name: task.scores_by_class(*of_split) for name, of_split in outputs.items()}
+    teacher = stage.first_teacher
+    of_teacher = scores_by_class(teacher, pipeline) if teacher and teacher.has_head and not teacher.has_columns else {}
+    for split, own in by_split.items():
+        for name, row in of_teacher.get(split, {}).items():
+            own[name] = {"teacher_recall": row["recall"], **own[name]}
     return {name: scores for name, scores in by_split.items() if scores}
 
 
