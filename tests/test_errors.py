@@ -3,10 +3,12 @@
 import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from distill_runner.common.errors import exit_cause, format_value
+from distill_runner.common.files import resource_error
 from distill_runner.common.hub import hub_error
 
 CHILD = """import time
@@ -19,6 +21,15 @@ PARENT = f"""import subprocess, sys
 child = subprocess.Popen([sys.executable, "-O", "-c", {CHILD!r}], stdout=subprocess.PIPE)
 child.stdout.readline()
 """
+
+
+def test_a_working_folder_that_was_deleted_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        Path.cwd()
+    assert str(resource_error(caught.value)) == "working folder: has been deleted\n  Change to another folder: cd"
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,12 @@ def test_names_are_harmless_in_latex_and_markdown() -> None:
     assert r"50 % of\_{a}\|b\* & #1 \\ $x^2 ~ \<b> all" in markdown(table)
 
 
+@pytest.mark.parametrize("method", ["=1+1", "+cmd", "@SUM(A1)", "-2"])
+def test_no_cell_of_csv_is_a_formula(method: str) -> None:
+    rows = csv.DictReader(io.StringIO(as_csv(tabulate([result(method=method)]))))
+    assert f"'{method}" in [row["row"][: len(method) + 1] for row in rows]
+
+
 def test_csv_has_all_numbers_of_a_cell() -> None:
     teacher, rte, cola, mrpc = csv.DictReader(io.StringIO(as_csv(tabulate(grid()))))
     assert (teacher["row"], teacher["value"], teacher["published"]) == ("teacher bert_base", "68.23", "68.23")

@@ -217,6 +217,7 @@ PAIRS: list[tuple[list[Any], list[Any], str]] = [
     (["0,1", 1], ["0,9", 0], r"row 0 .* has '0,1', .*\n.*no comma"),
     ([0.1, "NA"], [0.9, 1], r"row 1 .* has 'NA', .*\n.*empty"),
     (["inf", 0], [0, 1], "row 0 .* has 'inf', not a finite number"),
+    (["-inf", 0], [0, 1], "row 0 .* has '-inf', not a finite number.*\n.*-30 for -inf"),
     (["", -0.1], [1, 1.1], r"row 1 .* has -0.1, 1.1, which are no probabilities"),
     ([0.5, 0.5], [0.8, 0.5], r"row 0 .* 0.5, 0.8, which are no probabilities\n.*sum 1"),
     ([-0.5, -0.1], [-0.9, -2.4], r"no probabilities\n.*task.logits"),

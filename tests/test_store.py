@@ -262,6 +262,18 @@ def test_what_a_run_names_or_looks_for_is_not_deleted_until_its_end(store: Store
         assert not folder.exists()
 
 
+def test_a_store_that_is_moved_during_a_run_is_said(store: Store) -> None:
+    """The error was that of the first file that was missing."""
+
+    def work() -> None:
+        with store.protected():
+            store.folder.rename(store.folder.with_name("moved"))
+            (store.folder / "absent").read_text()
+
+    with pytest.raises(UserError, match=r"store\.dir=.*was moved or removed while this run used it"):
+        work()
+
+
 def test_deletions_during_runs(store: Store, tmp_path: Path) -> None:
     """What a run was given is there until its end, however often all is deleted; a killed run protects nothing."""
     specs, end = [SPEC | {"seed": seed} for seed in range(4)], time.monotonic() + 1.5

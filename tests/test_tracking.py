@@ -78,6 +78,15 @@ def test_a_run_taken_up_again_appends_and_drops_a_torn_line(tmp_path: Path, left
     assert lines(tmp_path) == [{"step": 1}, {"step": 2}][left_behind.count(b"\n") == 0 :]
 
 
+def test_a_run_that_goes_on_at_a_checkpoint_logs_no_line_twice(tmp_path: Path) -> None:
+    """What a killed process had logged after its last checkpoint is computed again."""
+    for first in (1, 2):
+        with open_tracker(TrackerConfig(), tmp_path, "run", {}, "distill") as tracker:
+            for step in range(first, first + 3):
+                tracker.log({"loss/kd": 0.5, "loss": 1.0}, step=step)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
 def test_a_full_disk_stops_neither_the_training_nor_leaves_half_a_line(tmp_path: Path) -> None:
     """A limit on the size of files cuts the third line short, as a full disk does."""

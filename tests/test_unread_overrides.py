@@ -57,6 +57,9 @@ def unread(*overrides: str, **choices: str) -> list[str]:
         ("method=rkd optim.name=sgd optim.momentum=0.5 optim.eps=0.1", ["optim.eps=0.1"]),
         ("method=rkd transfer=sst2", ["transfer=sst2"]),
         ("method=rkd corpus.hold_out=100", ["corpus.hold_out=100"]),
+        ("method=rkd augment.views=3 corpus.version=2", ["augment.views=3", "corpus.version=2"]),
+        ("method=rkd optim.epochs=2 teacher.optim.epochs=2 task.epochs=4", ["task.epochs=4"]),
+        ("method=rkd sweep.halving=2 sweep.shard=0/2", ["sweep.halving=2", "sweep.shard=0/2"]),
         ("method=rkd stage=teacher optim.lr=1.0e-3", ["method=rkd", "optim.lr=1.0e-3"]),
         ("method=kd student.init.layers=group_top", ["student.init.layers=group_top"]),  # it has new weights
         ("method=rkd stages.student.optim.momentum=0.5", ["stages.student.optim.momentum=0.5"]),
