@@ -45,16 +45,12 @@ LISTS = (
     r"|betas|milestones|prefixes|tags|where)|task\.resize"
 )
 """Options that hold a list, which a grid does not vary."""
-OPTIMIZERS = {
-    "optuna": (
-        "hydra.sweeper.direction=maximize",
-        "hydra.sweeper.n_jobs=1",
-        "hydra.sweeper.max_failure_rate=1.0",  # a failed point is reported, and does not end the study
-    ),
-    "ax": ("hydra.sweeper.ax_config.experiment.minimize=false",),
-    "nevergrad": ("hydra.sweeper.optim.maximize=true",),
-}
-"""Sweepers that optimize the score, which they would minimize by default, with our defaults of their options."""
+OPTUNA = (
+    "hydra.sweeper.direction=maximize",
+    "hydra.sweeper.n_jobs=1",
+    "hydra.sweeper.max_failure_rate=1.0",  # a failed point is reported, and does not end the study
+)
+"""Our defaults for the sweeper of Optuna, which would minimize the score."""
 
 
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:
@@ -95,7 +91,7 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     sweeper = next((part.partition("=")[2] for part in overrides if part.startswith("hydra/sweeper=")), None)
     if sweeper:
         typed = {override.partition("=")[0] for override in overrides}
-        defaults = [part for part in OPTIMIZERS.get(sweeper, ()) if part.partition("=")[0] not in typed]
+        defaults = [part for part in OPTUNA if sweeper == "optuna" and part.partition("=")[0] not in typed]
         return [*overrides, *defaults, *options]
     return [*(map(_as_axis, overrides) if multirun else overrides), *options]
 

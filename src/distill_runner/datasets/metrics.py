@@ -143,11 +143,11 @@ def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
 
     Classes that no example or every example has are left out; the result is undefined, 0.5, if no class is left.
     """
-    from sklearn.metrics import roc_auc_score
+    from scipy.stats import rankdata
 
-    probabilities = softmax(outputs)
-    classes = [1] if outputs.shape[-1] == 2 else range(outputs.shape[-1])
-    areas = [roc_auc_score(labels == c, probabilities[:, c]) for c in classes if 0 < (labels == c).sum() < len(labels)]
+    probabilities, classes = softmax(outputs), range(outputs.shape[-1])[1 if outputs.shape[-1] == 2 else 0 :]
+    ranks = [(labels == c, rankdata(probabilities[:, c])) for c in classes]
+    areas = [(of[own].mean() - (own.sum() + 1) / 2) / (~own).sum() for own, of in ranks if 0 < own.sum() < len(own)]
     return float(np.mean(areas)) if areas else Undefined(0.5, "all examples have one class")
 
 

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations_with_replacement
 from math import lcm
 
 import numpy as np
@@ -100,11 +101,11 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
 
 def _moments(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     x, y = standardized(outputs.reshape(len(labels))), standardized(labels)
-    return np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)
+    return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=1)
 
 
 def _pearson(sums: np.ndarray) -> np.ndarray:
-    x, y, xx, yy, xy = np.moveaxis(sums[..., 1:] / sums[..., :1], -1, 0)
+    x, y, xx, xy, yy = np.moveaxis(sums[..., 1:] / sums[..., :1], -1, 0)
     variances = np.maximum(xx - x**2, 0) * np.maximum(yy - y**2, 0)
     return _ratio(xy - x * y, np.sqrt(variances))
 
@@ -115,39 +116,40 @@ def standardized(values: np.ndarray) -> np.ndarray:
     return centered / (centered.std() or 1.0)
 
 
-def _correlation(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the Pearson correlations (R,) of x and y (R, N); 0 for constants."""
-    x, y = (one - one.mean(axis=1, keepdims=True) for one in (x.astype(np.float64), y.astype(np.float64)))
-    return _ratio((x * y).sum(axis=1), np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1)))
+def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return twice the ranks (N, R) of values (N,) in samples with ``weights`` (N, R); ties have their mean rank."""
+    order, sums = np.argsort(values, kind="stable"), np.zeros((len(values) + 1, weights.shape[1]), dtype=np.int32)
+    np.cumsum(weights[order], axis=0, out=sums[1:])
+    below, through = (np.searchsorted(values, values, side, order) for side in ("left", "right"))
+    return np.asarray(sums[below] + sums[through])
 
 
-def _spearman(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    from scipy.stats import rankdata
-
-    return _correlation(rankdata(outputs[..., -1], axis=1), rankdata(labels, axis=1))
-
-
-def _pearson_spearman(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    return (_correlation(outputs[..., 0], labels) + _spearman(outputs, labels)) / 2
+def _correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the Pearson correlations (R,) of x and y, (N, R) or (N, 1); 0 for constants."""
+    pairs = combinations_with_replacement((np.ones((1, 1)), x, y), 2)
+    return _pearson(np.stack([np.einsum("nr,nr,nr->r", weights, *pair, dtype=np.float64) for pair in pairs], axis=1))
 
 
-def _ranks(outputs: np.ndarray) -> np.ndarray:
-    from scipy.stats import rankdata
-
-    return np.asarray(rankdata(outputs))[:, None]
+def _spearman(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return _correlation(_ranks(outputs[:, -1], weights), _ranks(labels, weights), weights)
 
 
-def _scores_and_ranks(outputs: np.ndarray) -> np.ndarray:
-    return np.concatenate([standardized(outputs)[:, None], _ranks(outputs)], axis=1)
+def _pearson_spearman(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return (_correlation(outputs[:, :1], labels[:, None], weights) + _spearman(outputs, labels, weights)) / 2
 
 
-Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Maps outputs (R, N, C) and labels (R, N) or (R, N, C) of R samples to scores (R,)."""
+def _outputs_and_ranks(outputs: np.ndarray) -> np.ndarray:
+    ranks = _ranks(outputs.reshape(-1), np.ones((outputs.size, 1), dtype=np.int32))
+    return np.hstack([standardized(outputs).reshape(-1, 1), ranks])
+
+
+Metric = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Maps outputs (N, C), labels (N,) or (N, C) and how often R samples have an example (N, R) to scores (R,)."""
 RANKED: dict[str, tuple[Metric, Callable[[np.ndarray], np.ndarray]]] = {
-    "spearman": (_spearman, _ranks),
-    "pearson_spearman": (_pearson_spearman, _scores_and_ranks),
+    "spearman": (_spearman, lambda outputs: _outputs_and_ranks(outputs)[:, 1:]),
+    "pearson_spearman": (_pearson_spearman, _outputs_and_ranks),
 }
-"""Metrics of ranks, and what methods swap in place of outputs (N,), on whose scale a correlation does not depend."""
+"""Metrics of ranks, and what methods swap in place of outputs, on whose scale a correlation does not depend."""
 
 SUMMED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ScoreOfSums]] = {
     "accuracy": (_is_correct, mean_of_sums),
@@ -437,7 +439,7 @@ class DrawnScores(PairedScores):
 
         Args:
             first, second: outputs (N, C) of each run, which methods swap.
-            metric: maps outputs (R, N, C) and labels (R, N) of R samples to scores (R,).
+            metric: see ``Metric``.
         """
         self.sizes, self.examples, self.units = (len(first), len(second)), len(labels), len(labels)
         self.outputs, self.metric, self.labels, self.draws = np.stack([*first, *second]), metric, labels, draws
@@ -447,17 +449,19 @@ class DrawnScores(PairedScores):
         self.is_different = np.any(differences, axis=0)
 
     def scores(self, counts: np.ndarray) -> np.ndarray:
-        rows = np.stack([np.repeat(np.arange(self.units), count) for count in counts])
-        return np.stack([self.metric(run[rows], self.labels[rows]) for run in self.outputs], axis=1)
+        weights = np.ascontiguousarray(counts.T, dtype=np.int32)
+        return np.stack([self.metric(run, self.labels, weights) for run in self.outputs], axis=1)
 
     def swapped_difference(self, masks: np.ndarray) -> np.ndarray:
-        is_swapped = np.zeros((len(masks), self.units, 1), dtype=bool)
-        is_swapped[:, self.is_different, 0] = masks
-        labels = np.broadcast_to(self.labels, (len(masks), *self.labels.shape))
-        differences = []
-        for one, other in ((self.outputs[one], self.outputs[other]) for one, other in self.pairs):
-            swapped = np.where(is_swapped, other, one), np.where(is_swapped, one, other)
-            differences.append(self.metric(swapped[0], labels) - self.metric(swapped[1], labels))
+        """See ``PairedScores``. Both samples are of the outputs of both methods, of which each has one by example."""
+        weights = np.zeros((2, self.units, len(masks)), dtype=np.int32)
+        weights[0], weights[1, self.is_different] = 1, masks.T
+        weights[0] -= weights[1]
+        labels, differences = np.concatenate([self.labels, self.labels]), []
+        for pair in self.pairs:
+            outputs = np.concatenate([self.outputs[number] for number in pair])
+            one, other = (self.metric(outputs, labels, np.vstack(parts)) for parts in (weights, weights[::-1]))
+            differences.append(one - other)
         return np.mean(differences, axis=0)
 
 
@@ -473,13 +477,14 @@ def paired_scores(
     """
     if metric in RANKED:
         scores, exchanged = RANKED[metric]
-        one, other = ([exchanged(outputs.reshape(-1)) for outputs in runs] for runs in (first, second))
+        one, other = ([exchanged(outputs) for outputs in runs] for runs in (first, second))
         return DrawnScores(one, other, scores, labels, RANKED_DRAWS)
     if metric not in SUMMED:
         of_one = metric_function(metric)
 
-        def in_turn(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-            return np.array([of_one(*sample) for sample in zip(outputs, labels, strict=True)])
+        def in_turn(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+            samples = [np.repeat(np.arange(len(labels)), counts) for counts in weights.T]
+            return np.array([of_one(outputs[rows], labels[rows]) for rows in samples])
 
         return DrawnScores(first, second, in_turn, labels, LOOPED_DRAWS)
     statistics, score = SUMMED[metric]
