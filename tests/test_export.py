@@ -12,6 +12,7 @@ from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.deploy.measure import PaddedSplit, running_costs
+from distill_runner.deploy.onnx import quantize
 from distill_runner.deploy.serving import HEADING, with_section
 from distill_runner.report.card import with_license
 from helpers.command import distill_run
@@ -45,6 +46,24 @@ def test_the_files_are_where_the_hub_expects_them(exported: Path) -> None:
     plain, int8 = sorted(file.name for file in (exported / "model" / "onnx").iterdir())
     assert plain == "model.onnx"
     assert int8.startswith(("model_qint8_", "model_quint8_"))
+
+
+def test_each_output_of_a_matrix_has_a_scale_of_its_own_in_int8(tmp_path: Path) -> None:
+    """With one scale, the small weights of the first output would be rounded to 0."""
+    import onnx
+    from onnx import helper, numpy_helper
+    from onnxruntime import InferenceSession
+
+    weights = np.stack([np.linspace(-0.001, 0.001, 64), np.linspace(-1, 1, 64)], axis=1).astype(np.float32)
+    ports = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", size]) for name, size in (("x", 64), ("y", 2))
+    ]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [numpy_helper.from_array(weights, "w")])
+    plain = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), plain)
+    outputs = [InferenceSession(path).run(None, {"x": weights.T.copy()})[0] for path in (plain, quantize(plain))]
+    np.testing.assert_allclose(outputs[1][:, 0], outputs[0][:, 0], rtol=0.05)
 
 
 def test_onnx_gives_what_torch_gives_for_any_batch_and_length(exported: Path, tiny_task_folder: Path) -> None:

@@ -122,7 +122,7 @@ def quantize(path: Path, folder: Path | None = None) -> Path:
             path,
             target,
             weight_type=QuantType.QUInt8 if weight_type == "quint8" else QuantType.QInt8,
-            per_channel=False,
+            per_channel=True,
             extra_options={"DefaultTensorType": 1},
         )
     return target
