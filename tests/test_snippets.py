@@ -52,6 +52,7 @@ def test_a_job_that_trained_a_teacher_has_no_row() -> None:
     pytest.importorskip("pandas")
     frame = api.frame([result(), result(stage="teacher", score=None)])
     assert len(frame) == 1
+    assert frame.score.tolist() == [result()["score"]], "a fraction, as in the result"
 
 
 def test_the_store_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

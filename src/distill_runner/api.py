@@ -200,7 +200,7 @@ def results(*folders: Path | str) -> list[Result]:
 
 
 def frame(results: Iterable[Result]) -> "pd.DataFrame":
-    """Return a data frame with a row for each run: names, scores times 100, cost, and a column for each setting.
+    """Return a data frame with a row for each run: names, scores as fractions, cost, and a column for each setting.
 
     Runs that end with another stage than the student, such as the teachers that a sweep trains first, have no score,
     and no row.

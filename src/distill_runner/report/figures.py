@@ -228,10 +228,11 @@ def comparison_figure(comparisons: Sequence["Comparison"]) -> "Figure":
 def searches(results: Iterable[Result]) -> "pd.DataFrame":
     """Return the frame of the runs with the numeric settings that take several values among the runs of a method.
 
-    If the weights of the loss terms sum to 1, the first follows from the others (ALP-KD's beta) and is left out; so are
-    settings of a stage that equal the student's in every run.
+    Scores are percentages. If the weights of the loss terms sum to 1, the first follows from the others (ALP-KD's beta)
+    and is left out; so are settings of a stage that equal the student's in every run.
     """
     runs = frame(results)
+    runs["score"] *= 100
     names = [name for run in results for name, value in settings(run).items() if type(value) in (int, float)]
     weights = [name for name in dict.fromkeys(names) if name.endswith(".weight") and name.count(".") == 1]
     if len(weights) > 1 and all(isclose(total, 1) for total in runs[weights].sum(axis=1)):

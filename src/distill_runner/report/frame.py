@@ -1,6 +1,7 @@
 """Results as frames: a row for each run, and for tables a row for each cell, which holds the points of a grid.
 
-A result holds scores as fractions. Here and in all printed output, scores are percentages, as in the papers.
+A result and its row in ``frame`` hold scores as fractions, as ``evaluate`` does. Tables and all printed output have
+percentages, as the papers.
 """
 
 import json
@@ -41,10 +42,10 @@ COLUMNS = (
 
 
 def frame(results: Iterable[Result]) -> "pd.DataFrame":
-    """Return a data frame with a row for each run of a student: names, scores times 100, cost, and a column a setting.
+    """Return a data frame with a row for each run of a student: names, scores, cost, and a column for each setting.
 
-    The column ``row`` is the name of the row of a table that the run belongs to, ``label`` its method with mapping and
-    attention. Columns of settings have the setting's key, such as ``optim.lr``.
+    Scores are fractions. The column ``row`` is the name of the row of a table that the run belongs to, ``label`` its
+    method with mapping and attention. Columns of settings have the setting's key, such as ``optim.lr``.
     """
     import pandas as pd
 
@@ -52,8 +53,7 @@ def frame(results: Iterable[Result]) -> "pd.DataFrame":
     for result, row_name in zip(students, row_names(students), strict=True):
         scores = {"score": result.get("score"), "teacher_score": result.get("teacher_score")}
         scores |= {f"metrics.{name}": value for name, value in (result.get("metrics") or {}).items()}
-        row = {"row": row_name, "label": label(result)} | {name: result.get(name) for name in NAMES.split()}
-        row |= {name: None if value is None else 100 * value for name, value in scores.items()}
+        row = {"row": row_name, "label": label(result)} | {name: result.get(name) for name in NAMES.split()} | scores
         rows.append(row | {"num_layers": (result.get("student") or {}).get("num_layers")} | {**settings(result)})
     return pd.DataFrame(rows)
 
