@@ -15,8 +15,8 @@ from distill_runner.tasks.columns import percent
 
 MAX_LISTED = 12
 """Classes, files or columns that a line lists."""
-MANY_CUT, MANY_BLANK, MANY_SHARED = 0.1, 0.01, 0.01
-"""Shares of texts cut, of texts without words, and of validation images in the training data that would surprise."""
+MANY_BLANK, MANY_SHARED = 0.01, 0.01
+"""Shares of texts without words, and of validation images in the training data that would surprise."""
 
 
 @dataclass
@@ -207,15 +207,9 @@ def lengths_line(accounts: Mapping[str, SplitAccount]) -> AccountLine | None:
     lengths = {name: account.lengths for name, account in accounts.items() if account.lengths}
     if "train" not in lengths:
         return None
-    warnings = [
-        f"{percent(own['cut'] / own['examples'])} of the examples of {name} have more than {own['limit']} tokens"
-        " and are cut"
-        for name, own in lengths.items()
-        if own["cut"] > MANY_CUT * own["examples"]
-    ]
     train, cut = lengths["train"], "none cut"
-    if train["cut"]:
-        cut = f"{percent(train['cut'] / train['examples'])} longer than task.max_length={train['limit']} and cut"
+    if shares := [f"{name} {percent(own['cut'] / own['examples'])}" for name, own in lengths.items() if own["cut"]]:
+        cut = f"longer than task.max_length={train['limit']} and cut: {', '.join(shares)}"
     median = f"over {train['limit']}" if 2 * train["cut"] > train["examples"] else str(train["median"])
     sample = f" (of the first {train['examples']:,})" if train.get("sample") else ""
-    return AccountLine("lengths", f"median {median} tokens, {cut}{sample}", tuple(warnings), {"splits": lengths})
+    return AccountLine("lengths", f"median {median} tokens, {cut}{sample}", details={"splits": lengths})
