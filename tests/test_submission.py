@@ -39,6 +39,11 @@ def glue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "stsb": {"test": {**pairs, "label": [-1.0] * 5}},
         "mnli": {"test_matched": nli, "test_mismatched": {**nli, "premise": SENTENCES[1:] + SENTENCES[:1]}},
         "ax": {"test": nli},
+        "mrpc": {"test": {**pairs, "label": [-1] * 5}},
+        "wnli": {"test": {**pairs, "label": [-1] * 5}},
+        "sst2": {"test": {"sentence": SENTENCES, "label": [-1] * 5}},
+        "qnli": {"test": {"question": SENTENCES, "sentence": SENTENCES[::-1], "label": [-1] * 5}},
+        "qqp": {"test": {"question1": SENTENCES, "question2": SENTENCES[::-1], "label": [-1] * 5}},
     }.items():
         (root / name).mkdir(parents=True)
         for split, columns in files.items():
@@ -127,6 +132,21 @@ def test_one_student_of_mnli_predicts_three_files_by_name(glue: Path, student: S
     ):
         expected = np.array(names)[expected_logits(folder, premises, SENTENCES[::-1]).argmax(1)]
         assert [prediction for _, prediction in read_tsv(out, name)[1:]] == expected.tolist()
+
+
+def test_each_task_has_the_file_that_the_server_takes(glue: Path, student: Student, tmp_path: Path) -> None:
+    """Names and values as others' scripts write them: names of classes for inference, else numbers."""
+    two, three = {"entailment", "not_entailment"}, {"entailment", "neutral", "contradiction"}
+    expected = dict.fromkeys(("AX", "MNLI-m", "MNLI-mm"), three) | dict.fromkeys(("QNLI", "RTE"), two)
+    expected |= {name: {"0", "1"} for name in ("CoLA", "MRPC", "QQP", "SST-2", "WNLI")} | {"STS-B": set()}
+    folders = [student(task) for task in ("mnli", "cola", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")]
+    out = tmp_path / "submission.zip"
+    run_subcommand("submit", [*map(str, folders), "--out", str(out), "--device", "cpu"])
+    assert sorted(ZipFile(out).namelist()) == sorted(f"{name}.tsv" for name in expected)
+    for name, values in expected.items():
+        header, *rows = read_tsv(out, f"{name}.tsv")
+        assert (header, [row[0] for row in rows]) == (["index", "prediction"], [*"01234"])
+        assert all(row[1] in values if values else 0 <= float(row[1]) <= 5 for row in rows), name
 
 
 def test_filled_files_are_whole_and_equal_archives_have_equal_bytes(

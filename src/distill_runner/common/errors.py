@@ -1,11 +1,13 @@
 """Errors that a user can cause or act on. Each is reported in one or two lines, without a traceback."""
 
 import difflib
+import os
 import re
 import shlex
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -211,6 +213,12 @@ def suggestion(name: Any, candidates: Iterable[Any]) -> str:
     close = close or difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     hint = [f"Did you mean '{words[close[0]]}'?"] if close else []
     return " ".join([*hint, f"Known: {', '.join(names)}."] if 0 < len(names) <= 20 else hint)
+
+
+def similar_file(path: Path) -> Path | None:
+    """Return the file or folder beside ``path`` whose name is most like it; None if none is."""
+    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    return next((path.with_name(name) for name in difflib.get_close_matches(path.name, names, 1, 0.8)), None)
 
 
 def message_and_exit_code(error: BaseException) -> tuple[str, int]:

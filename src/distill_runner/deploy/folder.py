@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from distill_runner.common.errors import UserError, format_list, override, quantity
+from distill_runner.common.errors import UserError, format_list, override, quantity, similar_file
 from distill_runner.common.schema import validate_config
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.content import column_names, read_columns
@@ -193,7 +193,8 @@ def require_file(file: Path) -> None:
     """
     if not file.is_file():
         problem = "is not a file that can be read" if file.exists() else "there is no such file"
-        raise UserError("file", file, problem)
+        similar = similar_file(file)
+        raise UserError("file", file, problem, f"Did you mean {similar}?" if similar else "")
     if not file_format(file):
         remedy = OTHER_FORMATS.get(file.suffix.lower(), f"Known: {FORMAT_NAMES}.")
         raise UserError("file", file, "is of a format that is not read", remedy)

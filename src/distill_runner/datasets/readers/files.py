@@ -1,6 +1,5 @@
 """Data files on this machine: where a dataset is, and which files a split has."""
 
-import difflib
 import errno
 import os
 import re
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from distill_runner.common.errors import UserError, override
+from distill_runner.common.errors import UserError, override, similar_file
 from distill_runner.datasets.readers.dataset import ALL_FILES, Dataset, is_embedded
 from distill_runner.datasets.readers.table import FileProblem
 from distill_runner.datasets.readers.text_files import COMPRESSIONS
@@ -92,9 +91,8 @@ def local_data(data: Dataset) -> Path | None:
     except OSError as error:
         raise UserError(key, data.dataset, f"cannot be listed: {error}", "Allow reading this folder.") from error
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", data.dataset):
-        names = os.listdir(path.parent) if path.parent.is_dir() else []
-        if close := difflib.get_close_matches(path.name, names, 1, 0.8):
-            remedy = "Did you mean " + override(key, str(path.with_name(close[0]))) + "?"
+        if similar := similar_file(path):
+            remedy = "Did you mean " + override(key, str(similar)) + "?"
             raise UserError(key, data.dataset, "no such file or folder", remedy)
         remedy = override(key, "<folder with train.csv, validation.csv and so on>") + ", or a hub id: nyu-mll/glue"
         raise UserError(key, data.dataset, "no such folder", remedy)
