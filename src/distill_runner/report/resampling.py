@@ -120,8 +120,8 @@ def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return twice the ranks (N, R) of values (N,) in samples with ``weights`` (N, R); ties have their mean rank."""
     order, sums = np.argsort(values, kind="stable"), np.zeros((len(values) + 1, weights.shape[1]), dtype=np.int32)
     np.cumsum(weights[order], axis=0, out=sums[1:])
-    below, through = (np.searchsorted(values, values, side, order) for side in ("left", "right"))
-    return np.asarray(sums[below] + sums[through])
+    first, last = (np.searchsorted(values, values, side, order) for side in ("left", "right"))
+    return np.asarray(sums[first] + sums[last])
 
 
 def _correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -460,7 +460,9 @@ class DrawnScores(PairedScores):
         labels, differences = np.concatenate([self.labels, self.labels]), []
         for pair in self.pairs:
             outputs = np.concatenate([self.outputs[number] for number in pair])
-            one, other = (self.metric(outputs, labels, np.vstack(parts)) for parts in (weights, weights[::-1]))
+            one, other = (
+                self.metric(outputs, labels, part.reshape(len(labels), -1)) for part in (weights, weights[::-1])
+            )
             differences.append(one - other)
         return np.mean(differences, axis=0)
 
