@@ -147,7 +147,7 @@ def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
 
     probabilities, classes = softmax(outputs), range(outputs.shape[-1])[1 if outputs.shape[-1] == 2 else 0 :]
     ranks = [(labels == c, rankdata(probabilities[:, c])) for c in classes]
-    areas = [(of[own].mean() - (own.sum() + 1) / 2) / (~own).sum() for own, of in ranks if 0 < own.sum() < len(own)]
+    areas = [(r[own].mean() - (own.sum() + 1) / 2) / (~own).sum() for own, r in ranks if 0 < own.sum() < len(own)]
     return float(np.mean(areas)) if areas else Undefined(0.5, "all examples have one class")
 
 

@@ -460,10 +460,8 @@ class DrawnScores(PairedScores):
         labels, differences = np.concatenate([self.labels, self.labels]), []
         for pair in self.pairs:
             outputs = np.concatenate([self.outputs[number] for number in pair])
-            one, other = (
-                self.metric(outputs, labels, part.reshape(len(labels), -1)) for part in (weights, weights[::-1])
-            )
-            differences.append(one - other)
+            scores = [self.metric(outputs, labels, part.reshape(len(labels), -1)) for part in (weights, weights[::-1])]
+            differences.append(scores[0] - scores[1])
         return np.mean(differences, axis=0)
 
 
