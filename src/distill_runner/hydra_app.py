@@ -7,7 +7,6 @@ import logging
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,14 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         except BaseException as error:
             raised.append(error)
         finally:
-            _remove_unused_folder(folder)
+            # A run that was refused or only planned has nothing but Hydra's files and the log.
+            if folder.is_dir() and {file.name for file in folder.iterdir()} <= {".hydra", "distill-run.log"}:
+                for handler in [*logging.root.handlers]:
+                    # Libraries that log at the exit would open the file again.
+                    if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename).parent == folder:
+                        logging.root.removeHandler(handler)
+                        handler.close()
+                shutil.rmtree(folder, ignore_errors=True)
         return {}
 
     quiet_launcher_warning()
@@ -89,18 +95,6 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         raise raised.pop()
     if {"failed", "killed"} & {*states} and folders:
         sys.exit(1)
-
-
-def _remove_unused_folder(folder: Path) -> None:
-    """Remove the folder of a run that was refused or only planned: it holds only Hydra's files and the log."""
-    with suppress(OSError):
-        if {file.name for file in folder.iterdir()} <= {".hydra", "distill-run.log"}:
-            for handler in [*logging.root.handlers]:
-                # Libraries that log at the exit would open the file again.
-                if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename).parent == folder.absolute():
-                    logging.root.removeHandler(handler)
-                    handler.close()
-            shutil.rmtree(folder)
 
 
 def run(config: DictConfig) -> Mapping[str, Any]:

@@ -141,11 +141,11 @@ class Task(TaskSplits):
         """
         return self
 
-    prediction_example: ClassVar[str] = (
-        override("task.probabilities", ["<a column>", "<per class>"])
-        + " or task.logits; or "
-        + override("task.answers", ["<column>"])
-    )
+    @property
+    def prediction_example(self) -> str:
+        """Overrides that name these columns, for messages."""
+        example = override("task.probabilities", ["<a column>", "<per class>"]) + " or task.logits; or "
+        return example + override("task.answers", ["<column>"])
 
     @property
     def prediction_columns(self) -> list[str]:

@@ -70,7 +70,7 @@ class TaskSplits(Dataset):
     assumptions: dict[str, Any] = Field(default_factory=dict, exclude=True)
 
     @model_validator(mode="after")
-    def _names_and_selection_fit(self) -> Self:
+    def _names_and_splits_fit(self) -> Self:
         names = [("task.name", self.name)]  # names that become a part of files' names
         names += [(f"task.{kind}", name) for kind in ("validation", "test") for name in getattr(self, kind)]
         for key, name in names:
@@ -85,10 +85,6 @@ class TaskSplits(Dataset):
             problem = "is better when it is lower, but the epoch with the highest first metric is selected"
             remedy = override("task.metrics", ["accuracy", self.metrics[0]])
             raise UserError("task.metrics", self.metrics[0], problem, remedy)
-        return self
-
-    @model_validator(mode="after")
-    def _evaluation_splits_are_not_trained_on(self) -> Self:
         required = {name: split for name, split in self.test.items() if not split.endswith(OPTIONAL)}
         for field, splits in (("validation", self.validation), ("test", required)):
             for name, split in splits.items():

@@ -83,7 +83,9 @@ class VectorTask(TextTask):
             raise UserError("task.select_on", HELD_OUT, problem, remedy)
         return self
 
-    prediction_example: ClassVar[str] = override("task.teacher_vectors", ["vectors.npy"]) + " or columns of lists"
+    @property
+    def prediction_example(self) -> str:
+        return override("task.teacher_vectors", ["vectors.npy"]) + " or columns of lists"
 
     @property
     def prediction_key(self) -> str:
