@@ -282,7 +282,10 @@ def test_a_teacher_that_was_deleted_is_not_trained_to_be_reported(
     hit, *account = again.err.splitlines()
     assert hit.split()[:2] == ["hit", "student"]
     assert account == [line for line in alp.err.splitlines() if line.startswith(ACCOUNT)]
-    assert result_of(again) == {**result_of(alp), "teacher_score": None, "data_match": None} | {
+    first = result_of(alp)
+    for row in first["by_class"]["validation"].values():
+        del row["teacher_recall"]
+    assert result_of(again) == {**first, "teacher_score": None, "data_match": None} | {
         key: result_of(again)[key] for key in ("folder", "model")
     }
     assert [line for line in alp.out.splitlines() if "  teacher  " not in line][:-1] == again.out.splitlines()[:-1]

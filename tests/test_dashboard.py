@@ -56,7 +56,7 @@ def test_panels() -> None:
     assert kinds == {
         "Results": ["Bar Chart", "Bar Chart", "Media Browser", "Weave"],
         "Scores by epoch": [curve] * len(metric_names()),
-        "Scores by label": ["Weave", "Media Browser"],
+        "Scores by label": ["Weave"],
         "Losses": [curve] * 4,
         "Hyper-parameters": [scatter] * 5 + ["Parallel Coordinates Plot", "Parameter Importance"],
         "Training": [curve] * 2,
