@@ -178,9 +178,6 @@ def _data_settings(spec: Spec, result: Result) -> Settings:
     elif scored != selecting:
         settings["task.select_on"] = _splits(selecting, splits)
     settings["task.metric"] = data.pop("metrics")[0]
-    weights = data.get("class_weights")
-    if isinstance(weights, Sequence) and {*weights} == {1}:  # as without weights
-        del data["class_weights"]
     task = {name: value for name, value in data.items() if name not in UNREAD}
     return settings | dict(flat(task, "task.")) | dict(flat(transfer, "transfer."))
 

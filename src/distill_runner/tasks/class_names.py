@@ -42,6 +42,11 @@ def check_names(labels: list[str], task_type: str, weights: Any = None) -> None:
         raise UserError("task.class_weights", weights, problem, f"In the order {names}.")
 
 
+def weights_in_losses(weights: str | Sequence[float] | None) -> Sequence[float] | None:
+    """Return the weights of classes in the losses; None if all are 1, or are still to be counted in the data."""
+    return None if isinstance(weights, str) or {*(weights or ())} == {1} else weights
+
+
 def balanced_weights(labels: np.ndarray, names: Sequence[str], unit: str) -> list[float]:
     """Return the weights n / (C * n_c) of C classes, where n_c of n training examples or words belong to class c.
 

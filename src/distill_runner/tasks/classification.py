@@ -12,7 +12,7 @@ from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.readers.content import SplitTable, listed_names, read_table
 from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.models.config import normalized_label
-from distill_runner.tasks.class_names import balanced_weights, class_scores
+from distill_runner.tasks.class_names import balanced_weights, class_scores, weights_in_losses
 from distill_runner.tasks.columns import MIN_ROWS, as_int, is_blank
 from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.text import TextTask
@@ -73,7 +73,7 @@ class ClassificationTask(TextTask):
     def outputs(self) -> "Outputs":
         from distill_runner.methods.outputs import Classes
 
-        return Classes(None if isinstance(self.class_weights, str) else self.class_weights)
+        return Classes(weights_in_losses(self.class_weights))
 
     def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
         gold = np.asarray(split.labels)

@@ -376,7 +376,10 @@ class Task(TaskSplits):
     def spec(self) -> dict[str, Any]:
         selecting = self.metrics[0]
         code = {"metric_code": external_metric(selecting).fingerprint} if is_external(selecting) else {}
-        return super().spec() | code
+        spec = super().spec() | code
+        if {*(spec.get("class_weights") or ())} == {1}:  # as without weights
+            del spec["class_weights"]
+        return spec
 
     def score(self, outputs: np.ndarray, split: "Split") -> dict[str, float]:
         """Return the metrics of a model's outputs for a split, in the order of ``metrics``, as fractions.

@@ -16,7 +16,7 @@ from distill_runner.datasets.near_copies import sketches
 from distill_runner.datasets.readers.content import SplitTable, inspect_columns, read_columns, read_table
 from distill_runner.datasets.readers.table import LIST, TableRecord
 from distill_runner.models.config import Head
-from distill_runner.tasks.class_names import balanced_weights, check_names, names_as_text
+from distill_runner.tasks.class_names import balanced_weights, check_names, names_as_text, weights_in_losses
 from distill_runner.tasks.split_account import SplitAccount
 from distill_runner.tasks.task import ExamplePredictions, Task
 from distill_runner.tasks.task_splits import HELD_OUT
@@ -263,7 +263,7 @@ class TokensTask(Task):
     def outputs(self) -> "Outputs":
         from distill_runner.methods.outputs import Classes
 
-        return Classes(None if isinstance(self.class_weights, str) else self.class_weights)
+        return Classes(weights_in_losses(self.class_weights))
 
     def has_labels(self, name: str, split: Any) -> bool:
         return split.tags is not None
