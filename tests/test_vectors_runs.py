@@ -136,7 +136,15 @@ def test_a_teacher_is_scored_by_retrieval(place: Path) -> None:
     options = "task=custom_retrieval task.dataset=beir task.max_length=16 runtime.device=cpu stage=teacher"
     ended = distill_run(place, *options.split(), *TEACHER, "method=vectors", "transfer=labeled")
     assert ended.code == 0, ended.err
-    assert "ndcg_at_10" in ended.out + ended.err
+    own = ended.out + ended.err
+    assert "ndcg_at_10" in own
+    rng, width = np.random.default_rng(0), WIDTH
+    for size, message in ((width, "ndcg_at_10"), (width + 2, f"the model's have {width}")):
+        np.save(place / "documents.npy", rng.normal(size=(3, size)))
+        chosen = [*TEACHER, "method=vectors", "transfer=labeled", "task.documents=documents.npy"]
+        ended = distill_run(place, *options.split(), *chosen)
+        assert message in ended.out + ended.err
+        assert ended.out + ended.err != own
 
 
 def test_a_row_keeps_its_texts_together(place: Path, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ Tab completion:  eval "$(distill-run -sc install=bash)"
 Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FULL_ERROR=1
 """
 LISTS = (
-    r"(?:[\w.]+\.)?(?:columns|train_columns|labels|metrics|probabilities|logits|answers|no_answer|teacher_vectors|sources|classes"
-    r"|betas|milestones|prefixes|tags|where)|task\.resize"
+    r"(?:[\w.]+\.)?(?:columns|train_columns|labels|metrics|probabilities|logits|answers|no_answer"
+    r"|teacher_vectors|sources|classes|betas|milestones|prefixes|tags|where)|task\.resize"
 )
 """Options that hold a list, which a grid does not vary."""
 OPTUNA = (

@@ -222,8 +222,11 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
         task.check_kept(model_source)
     if source is not None and task.head.vectors is not None:  # the stage's folder is not built yet
         own = source.config.task is not None and source.config.task.head.vectors is not None
-        return replace(shape, num_labels=source.shape.num_labels if own else shape.width)
-    return replace(shape, num_labels=num_outputs(model, task.head, shape, model_source))
+        outputs = source.shape.num_labels if own else shape.width
+    else:
+        outputs = num_outputs(model, task.head, shape, model_source)
+    task.check_outputs(outputs)
+    return replace(shape, num_labels=outputs)
 
 
 # Methods and labels

@@ -386,8 +386,8 @@ def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dic
     teacher = stage.first_teacher
     of_teacher = scores_by_class(teacher, pipeline) if teacher and teacher.has_head and not teacher.has_columns else {}
     for split, own in by_split.items():
-        for name, row in of_teacher.get(split, {}).items():
-            own[name] = {"teacher_recall": row["recall"], **own[name]}
+        for name in own.keys() & of_teacher.get(split, {}).keys():
+            own[name] = {"teacher_recall": of_teacher[split][name]["recall"], **own[name]}
     return {name: scores for name, scores in by_split.items() if scores}
 
 

@@ -317,6 +317,13 @@ class Task(TaskSplits):
             problem = f"a model of type {shape.model_type} reads images, but {self.name} has texts"
             raise UserError(".model", None, problem, "Take a text encoder, or " + override("task", "cifar10"))
 
+    def check_outputs(self, num_outputs: int) -> None:
+        """Check that the task can score a model with this number of outputs for an example.
+
+        Raises:
+            UserError: it cannot.
+        """
+
     def check_kept(self, source: "ModelSource") -> None:
         """Check that a model that keeps its head was made for the inputs that it gets here.
 

@@ -177,9 +177,10 @@ class DelimitedReader(Reader):
         counters = [Counter[str]() for _ in range(width)]
         for row in islice(filter(None, self._reader()), 1, None) if long_rows else ():  # without the names
             num_rows += 1
-            for counter, value in zip(counters, row, strict=False):
-                if len(counter) <= MAX_VALUES and not re.search(r"[\r\n]", "".join(row)):
-                    counter[value] += 1
+            if not re.search(r"[\r\n]", "".join(row)):
+                for counter, value in zip(counters, row, strict=False):
+                    if len(counter) <= MAX_VALUES:
+                        counter[value] += 1
         for line, row in long_rows.items():
             position = next(i for i, value in enumerate(row) if re.search(r"[\r\n]", value))
             lines = [one.split(self._separator) for one in re.split(r"\r\n?|\n", row[position])]

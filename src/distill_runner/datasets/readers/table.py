@@ -5,6 +5,7 @@ Readers of Parquet and Arrow files and of datasets of the library ``datasets`` a
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -139,7 +140,7 @@ def recorded_tables() -> Iterator[list[TableRecord]]:
         _records.reset(token)
 
 
-class Reader:
+class Reader(ABC):
     """Rows of one file, or of other data.
 
     Attributes:
@@ -152,6 +153,7 @@ class Reader:
     class_names: Mapping[str, Sequence[str]] = {}
     untyped: ClassVar[bool] = False
 
+    @abstractmethod
     def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
         """Yield the rows, and add lines and remarks to the record.
 
@@ -160,7 +162,6 @@ class Reader:
         Raises:
             FileProblem: a row cannot be read, or could be read in several ways.
         """
-        raise NotImplementedError
 
 
 class MemoryReader(Reader):

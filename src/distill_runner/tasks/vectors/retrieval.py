@@ -29,7 +29,6 @@ from distill_runner.tasks.task_splits import NO_SPLIT, OPTIONAL
 from distill_runner.tasks.vectors.task import CHARACTERS, VECTOR_REMEDY, VectorTask, read_vectors
 
 if TYPE_CHECKING:
-    from distill_runner.models.features import EncoderShape
     from distill_runner.models.vectors import SentenceFolder
 
 CORPUS, QUERIES, QRELS = "corpus", "queries", "qrels"
@@ -130,10 +129,9 @@ class RetrievalTask(VectorTask):
         file = self.documents and Path(self.documents).expanduser()
         return super().spec() | ({"documents": file_sha256(file)} if file and file.is_file() else {})
 
-    def check(self, shape: "EncoderShape") -> None:
-        super().check(shape)
-        if self.documents and (width := self.document_vectors(len(self._texts(CORPUS))).shape[1]) != shape.num_labels:
-            problem = f"has vectors of {width} numbers, the model's have {shape.num_labels}"
+    def check_outputs(self, num_outputs: int) -> None:
+        if self.documents and (width := self.document_vectors(len(self._texts(CORPUS))).shape[1]) != num_outputs:
+            problem = f"has vectors of {width} numbers, the model's have {num_outputs}"
             raise UserError("task.documents", self.documents, problem, "Take a model of the same width.")
 
     def document_vectors(self, count: int) -> np.ndarray:

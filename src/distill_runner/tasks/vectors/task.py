@@ -101,8 +101,8 @@ class VectorTask(TextTask):
 
     @property
     def _vector_file(self) -> Path | None:
-        is_file = self.teacher_vectors is not None and self.teacher_vectors[0].endswith(".npy")
-        return Path(self.teacher_vectors[0]).expanduser() if self.teacher_vectors and is_file else None
+        first = (self.teacher_vectors or [""])[0]
+        return Path(first).expanduser() if first.endswith(".npy") else None
 
     def spec(self) -> dict[str, Any]:
         file = self._vector_file
@@ -222,9 +222,8 @@ def read_vectors(key: str, source: Path | Sequence[Sequence[Any]], count: int) -
     except (OSError, ValueError, IndexError, TypeError) as error:
         raise UserError(key, name, f"holds no vectors of one length: {error}", VECTOR_REMEDY) from error
     if len(vectors) != count or not np.isfinite(vectors).all():
-        problem = (
-            f"has {np.isfinite(vectors).all(axis=1).sum():,} vectors of finite numbers, but there are {count:,} texts"
-        )
+        finite = np.isfinite(vectors).all(axis=1).sum()
+        problem = f"has {finite:,} vectors of finite numbers, but there are {count:,} texts"
         raise UserError(key, name, problem, VECTOR_REMEDY)
     return vectors
 
