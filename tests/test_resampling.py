@@ -1,7 +1,6 @@
 """Paired tests over examples, against exact tests of scipy, plain loops, and simulated errors."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -9,17 +8,16 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import rankdata, zscore
+from scipy.special import softmax
+from scipy.stats import pearsonr, rankdata, spearmanr, zscore
+from sklearn import metrics as sk
 
-from distill_runner.datasets.metrics import METRICS, REGRESSION_METRICS
+from distill_runner.datasets.metrics import METRICS, REGRESSION_METRICS, SUMMED, f1_of_counts
 from distill_runner.report import resampling
 from distill_runner.report.resampling import (
-    RANKED,
-    SUMMED,
     PairedScores,
     SummedScores,
     clustered_scores,
-    f1_of_counts,
     paired_scores,
 )
 from helpers.small_runs import few_fast
@@ -109,8 +107,8 @@ def outputs_and_labels(metric: str, size: int = 60) -> tuple[list[np.ndarray], l
     return models[:2], models[2:], labels
 
 
-ALL = [*SUMMED, *RANKED, "auc"]
-BY_RANK = ("spearman", partial(rankdata, axis=0))
+ALL = [*SUMMED, "auc"]
+BY_RANK = ("pearson", lambda run: zscore(rankdata(run, axis=0), axis=0))
 BY_SCORE = ("pearson", lambda run: zscore(run.astype(np.float64), axis=0))
 EXCHANGED: dict[str, list[tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {
     "spearman": [BY_RANK],
@@ -120,19 +118,37 @@ EXCHANGED: dict[str, list[tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {
 """Metrics that do not depend on the scale of outputs, and what methods swap instead."""
 
 
+def by_others(metric: str, outputs: np.ndarray, labels: np.ndarray) -> float:
+    """The metric by scikit-learn and scipy, where they have it."""
+    shares = softmax(outputs.astype(np.float64), axis=1)
+    predicted = outputs > 0 if labels.ndim == 2 else outputs.argmax(axis=1)
+    average = {"f1": "binary", "f1_micro": "micro", "f1_macro": "macro", "f1_weighted": "weighted"}.get(metric)
+    if average:
+        return float(sk.f1_score(labels, predicted, average=average, zero_division=0.0))
+    functions: dict[str, Callable[[], float]] = {
+        "accuracy": lambda: sk.accuracy_score(labels, predicted),
+        "subset_accuracy": lambda: sk.accuracy_score(labels, predicted),
+        "matthews": lambda: sk.matthews_corrcoef(labels, predicted),
+        "auc": lambda: sk.roc_auc_score(labels, shares[:, 1] if shares.shape[1] == 2 else shares, multi_class="ovr"),
+        "brier": lambda: sk.brier_score_loss(labels, shares, scale_by_half=False),
+        "pearson": lambda: pearsonr(outputs[:, 0].astype(np.float64), labels)[0],
+        "spearman": lambda: spearmanr(outputs[:, 0], labels)[0],
+    }
+    return functions.get(metric, lambda: METRICS[metric](outputs, labels))()
+
+
 @pytest.mark.parametrize("metric", ALL)
 def test_the_interval_is_that_of_a_plain_loop(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resamples one by one, with scikit-learn's and scipy's own metrics, and in blocks of seven draws."""
     monkeypatch.setattr(resampling, "CHUNK", 7 * 60)
-    for name in ("DRAWS", "RANKED_DRAWS", "LOOPED_DRAWS"):
-        monkeypatch.setattr(resampling, name, 15)
+    monkeypatch.setattr(resampling, "DRAWS", 15)
     first, second, labels = outputs_and_labels(metric)
     test = paired_scores(metric, first, second, labels).test()
-    of, draw = METRICS[metric], np.random.default_rng(resampling.SEED)
+    draw = np.random.default_rng(resampling.SEED)
     rows = draw.integers(len(labels), size=(15, len(labels)))
 
     def difference(sample: np.ndarray) -> float:
-        scores = [[of(run[sample], labels[sample]) for run in runs] for runs in (first, second)]
+        scores = [[by_others(metric, run[sample], labels[sample]) for run in runs] for runs in (first, second)]
         return float(np.mean(scores[0]) - np.mean(scores[1]))
 
     mean, observed = [difference(sample) for sample in rows], difference(np.arange(len(labels)))
@@ -162,11 +178,28 @@ def test_p_is_that_of_swapped_predictions(metric: str, seeds: tuple[int, int]) -
         for name, exchanged in parts:
             for one, other in ((exchanged(one), exchanged(other)) for one, other in pairs):
                 both = np.where(mask, other, one), np.where(mask, one, other)
-                scores.append(METRICS[name](both[0], labels) - METRICS[name](both[1], labels))
+                scores.append(by_others(name, both[0], labels) - by_others(name, both[1], labels))
         differences.append(np.mean(scores))
     reference = np.mean(np.abs(differences) >= abs(test.difference) - 1e-9)
     assert test.p == pytest.approx(reference)
     assert test.is_exact
+
+
+@pytest.mark.parametrize("metric", ["auc", "spearman", "pearson_spearman"])
+def test_samples_with_equal_outputs_are_scored_as_by_others(metric: str) -> None:
+    """Sorted once, ranks of a sample follow from counts; equal outputs share a rank, in and between four classes."""
+    draw = np.random.default_rng(2)
+    labels, counts = draw.integers(4, size=80), draw.poisson(1, size=(9, 80))
+    runs = [np.round(2 * np.eye(4)[labels] + draw.normal(size=(80, 4))) for _ in range(2)]
+    runs = runs if metric == "auc" else [run[:, :1] for run in runs]
+    scores = paired_scores(metric, runs[:1], runs[1:], labels).scores(counts)
+    for rows, of_sample in zip((np.repeat(np.arange(80), one) for one in counts), scores, strict=True):
+        assert of_sample == pytest.approx([by_others(metric, run[rows], labels[rows]) for run in runs], abs=1e-12)
+
+
+def test_many_examples_have_fewer_draws() -> None:
+    sizes = {277: 10_000, 4_000: 4_194, 10_000: 2_000, 40_000: 2_000}
+    assert {size: right_or_wrong(np.ones(size), np.zeros(size)).draws for size in sizes} == sizes
 
 
 def test_p_is_never_below_one_of_all_draws() -> None:

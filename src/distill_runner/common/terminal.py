@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +42,8 @@ class WrappingFormatter(logging.Formatter):
         return "\n".join(map(wrapped, text.splitlines())) if is_shown else text
 
 
-class Stages:
-    """Progress display of the stages in training: losses, examples per second and time left.
+class Stages(AbstractContextManager["Stages"]):
+    """Progress display of the stages in training, from its constructor on: losses, examples per second, time left.
 
     On a terminal, each stage has a bar as wide as the window. Elsewhere, a plain line is logged every 15 seconds.
     Scores after an epoch are always logged as separate lines.
@@ -56,8 +57,6 @@ class Stages:
         self.work = dict(work or {})
         self.rich = _bars() if sys.stderr.isatty() else None
         self.streams: list[logging.StreamHandler[Any]] = []
-
-    def __enter__(self) -> "Stages":
         if self.rich:
             terminal = sys.stderr
             self.rich.start()  # sys.stderr now prints above the bars, and the log must do so too
@@ -65,7 +64,6 @@ class Stages:
                 if isinstance(handler, logging.StreamHandler) and handler.stream is terminal:
                     handler.setStream(sys.stderr)
                     self.streams.append(handler)
-        return self
 
     def __exit__(self, error: type[BaseException] | None, *_: Any) -> None:
         if self.rich:

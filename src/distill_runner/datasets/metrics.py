@@ -1,9 +1,7 @@
 """Metrics of predictions: those of GLUE and others, as fractions (a report multiplies by 100)."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +21,146 @@ class NonFiniteOutputs(TrainingError):
     remedy = "Use a lower optim.lr, or " + override("runtime.precision", "fp32") + "."
 
 
+ScoreOfSums = Callable[[np.ndarray], np.ndarray]
+"""Maps sums (..., S) of the statistics of a sample of examples to its scores (...)."""
+
+
+# --- Scores of sums over examples
+
+
+def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Return the ratio, and 0 where ``denominator`` is not positive."""
+    return np.divide(numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator > 0)
+
+
+def mean_of_sums(sums: np.ndarray) -> np.ndarray:
+    """Return the mean of scores, of the sum of scores and their number."""
+    return ratio(sums[..., 0], sums[..., 1])
+
+
+def f1_of_counts(counts: np.ndarray) -> np.ndarray:
+    """Return F1 of the numbers of true positives, predicted positives and actual positives."""
+    return ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
+
+
+def _is_correct(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    is_multilabel = labels.ndim == 2
+    correct = ((outputs > 0) == (labels > 0)).all(axis=1) if is_multilabel else outputs.argmax(axis=1) == labels
+    return np.stack([correct, np.ones_like(correct)], axis=1)
+
+
+def _class_counts(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return, for each example and class, whether it is correctly predicted, predicted, and the label: (N, 3C)."""
+    classes = np.arange(outputs.shape[1])
+    predicted = outputs > 0 if labels.ndim == 2 else outputs.argmax(axis=1)[:, None] == classes
+    actual = labels > 0 if labels.ndim == 2 else labels[:, None] == classes
+    return np.concatenate([predicted & actual, predicted, actual], axis=1)
+
+
+def _by_class(sums: np.ndarray) -> np.ndarray:
+    """Return the counts of each class (..., C, 3)."""
+    return np.moveaxis(sums.reshape(*sums.shape[:-1], 3, -1), -2, -1)
+
+
+def _f1(sums: np.ndarray) -> np.ndarray:
+    return f1_of_counts(_by_class(sums)[..., 1, :])
+
+
+def _f1_micro(sums: np.ndarray) -> np.ndarray:
+    return f1_of_counts(_by_class(sums).sum(axis=-2))
+
+
+def _f1_macro(sums: np.ndarray) -> np.ndarray:
+    counts = _by_class(sums)
+    return ratio(f1_of_counts(counts).sum(axis=-1), (counts[..., 1:].sum(axis=-1) > 0).sum(axis=-1))
+
+
+def _f1_weighted(sums: np.ndarray) -> np.ndarray:
+    counts = _by_class(sums)
+    return (counts[..., 2] * f1_of_counts(counts)).sum(axis=-1) / counts[..., 2].sum(axis=-1)
+
+
+def _accuracy_f1(sums: np.ndarray) -> np.ndarray:
+    counts = _by_class(sums).sum(axis=-2)
+    return (ratio(counts[..., 0], counts[..., 2]) + _f1(sums)) / 2
+
+
+def _matthews(sums: np.ndarray) -> np.ndarray:
+    """Gorodkin's correlation for K classes, which equals Matthews' correlation for two classes."""
+    correct, predicted, actual = np.moveaxis(_by_class(sums), -1, 0)
+    total = actual.sum(axis=-1)
+    variances = (total**2 - (actual**2).sum(axis=-1)) * (total**2 - (predicted**2).sum(axis=-1))
+    return ratio(correct.sum(axis=-1) * total - (actual * predicted).sum(axis=-1), np.sqrt(variances))
+
+
+def _errors(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    probabilities = softmax(outputs)
+    probabilities[np.arange(len(labels)), labels] -= 1
+    return np.stack([np.square(probabilities).sum(axis=1), np.ones(len(labels))], axis=1)
+
+
+def _gaps(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return correct minus confidence in the bin of the confidence, and 1: (N, BINS + 1)."""
+    probabilities = softmax(outputs)
+    confidence, gaps = probabilities.max(axis=1), np.zeros((len(labels), BINS + 1))
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps[np.arange(len(labels)), bins] = (probabilities.argmax(axis=1) == labels) - confidence
+    gaps[:, -1] = 1
+    return gaps
+
+
+def _moments(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    columns = np.stack([outputs.reshape(len(labels)), labels]).astype(np.float64)
+    columns -= columns.mean(axis=1, keepdims=True)  # on one scale, methods may swap them
+    x, y = columns / np.maximum(columns.std(axis=1, keepdims=True), np.finfo(float).tiny)
+    return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=1)
+
+
+def _rank_moments(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return _moments(ranks(outputs.reshape(len(labels))), ranks(labels))
+
+
+def _pearson(sums: np.ndarray) -> np.ndarray:
+    x, y, xx, xy, yy = np.moveaxis(sums[..., 1:] / sums[..., :1], -1, 0)
+    variances = np.maximum(xx - x**2, 0) * np.maximum(yy - y**2, 0)
+    return np.clip(ratio(xy - x * y, np.sqrt(variances)), -1, 1)
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Return the ranks (N,) of values (N,), from 1; equal values have their mean rank."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
+
+
+SUMMED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ScoreOfSums]] = {
+    "accuracy": (_is_correct, mean_of_sums),
+    "subset_accuracy": (_is_correct, mean_of_sums),
+    "f1": (_class_counts, _f1),
+    "f1_micro": (_class_counts, _f1_micro),
+    "f1_macro": (_class_counts, _f1_macro),
+    "f1_weighted": (_class_counts, _f1_weighted),
+    "accuracy_f1": (_class_counts, _accuracy_f1),
+    "matthews": (_class_counts, _matthews),
+    "brier": (_errors, mean_of_sums),
+    "ece": (_gaps, lambda sums: np.abs(sums[..., :-1]).sum(axis=-1) / sums[..., -1]),
+    "pearson": (_moments, _pearson),
+    "spearman": (_rank_moments, _pearson),
+    "pearson_spearman": (
+        lambda outputs, labels: np.hstack([_moments(outputs, labels), _rank_moments(outputs, labels)]),
+        lambda sums: (_pearson(sums[..., :6]) + _pearson(sums[..., 6:])) / 2,
+    ),
+}
+"""Statistics (N, S) of outputs and labels, and the score of their sums; of all metrics that have them."""
+
+
+def _score(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
+    statistics, score = SUMMED[name]
+    return float(score(statistics(outputs, labels).sum(axis=0, dtype=np.float64)))
+
+
+# --- Metrics
+
+
 def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Share of examples whose largest output is that of the label."""
     return float((outputs.argmax(axis=-1) == labels).mean())
@@ -30,10 +168,9 @@ def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
 
 def f1(outputs: np.ndarray, labels: np.ndarray) -> float:
     """F1 of class 1 of two classes; undefined, 0, if class 1 is neither predicted nor present."""
-    predicted = outputs.argmax(axis=-1)
-    if not (labels == 1).any() and not (predicted == 1).any():
+    if not (labels == 1).any() and not (outputs.argmax(axis=-1) == 1).any():
         return Undefined(0.0, "the second class is neither predicted nor present")
-    return _f1(predicted, labels, average="binary", pos_label=1)
+    return _score("f1", outputs, labels)
 
 
 def f1_weighted(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -41,68 +178,48 @@ def f1_weighted(outputs: np.ndarray, labels: np.ndarray) -> float:
 
     Source: Internal representations, Table 1. Only this average fits the table's pairs of accuracy and "F1".
     """
-    return _f1(outputs.argmax(axis=-1), labels, average="weighted")
+    return _score("f1_weighted", outputs, labels)
 
 
 def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Unweighted mean of the F1 of the classes or labels that are predicted or present; undefined, 0, without one."""
-    if labels.ndim == 1:
-        return _f1(outputs.argmax(axis=-1), labels, average="macro")
-    classes = np.flatnonzero((outputs > 0).any(axis=0) | labels.any(axis=0))
-    if not len(classes):
-        return Undefined(0.0, "no label is predicted or present")
-    return _f1(outputs > 0, labels, average="macro", labels=classes)
+    return _of_labels("f1_macro", outputs, labels)
 
 
 def f1_micro(outputs: np.ndarray, labels: np.ndarray) -> float:
     """F1 over all pairs of an example and a label; undefined, 0, if no label is predicted or present."""
-    if not (outputs > 0).any() and not labels.any():
-        return Undefined(0.0, "no label is predicted or present")
-    return _f1(outputs > 0, labels, average="micro")
+    return _of_labels("f1_micro", outputs, labels)
 
 
-def _f1(y_pred: np.ndarray, y_true: np.ndarray, **options: Any) -> float:
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(y_true, y_pred, zero_division=0.0, **options))
+def _of_labels(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
+    are_some = _class_counts(outputs, labels).any()
+    return _score(name, outputs, labels) if are_some else Undefined(0.0, "no label is predicted or present")
 
 
 def matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Matthews correlation of classes, -1 to 1; undefined, 0, if only one class is predicted or present."""
-    from sklearn.metrics import matthews_corrcoef
-
     predicted = outputs.argmax(axis=-1)
     if (predicted == predicted[0]).all():
         return Undefined(0.0, "one class is predicted for all examples")
     if (labels == labels[0]).all():
         return Undefined(0.0, "all examples have one class")
-    return float(matthews_corrcoef(labels, predicted))
+    return _score("matthews", outputs, labels)
 
 
 def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Pearson correlation of the single output with the score, -1 to 1; undefined, 0, if either is constant."""
-    from scipy.stats import pearsonr
-
-    return _correlation(pearsonr, outputs, labels)
+    return _correlation("pearson", outputs, labels)
 
 
 def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Spearman rank correlation of the single output with the score, -1 to 1; undefined, 0, if one is constant."""
-    from scipy.stats import spearmanr
-
-    return _correlation(spearmanr, outputs, labels)
+    return _correlation("spearman", outputs, labels)
 
 
-def _correlation(function: Callable[..., Any], outputs: np.ndarray, labels: np.ndarray) -> float:
-    scores = outputs.reshape(len(labels)).astype(np.float64)
-    if np.ptp(scores) == 0:
+def _correlation(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
+    if np.ptp(outputs) == 0:
         return Undefined(0.0, "all predicted scores are equal")
-    if np.ptp(labels) == 0:
-        return Undefined(0.0, "all labels are equal")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nearly constant input: the correlation is defined, but noisy
-        value = float(function(scores, labels.astype(np.float64))[0])
-    return Undefined(0.0, "the predicted scores are equal up to rounding") if np.isnan(value) else value
+    return _score(name, outputs, labels) if np.ptp(labels) else Undefined(0.0, "all labels are equal")
 
 
 def accuracy_f1(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -143,35 +260,33 @@ def auc(outputs: np.ndarray, labels: np.ndarray) -> float:
 
     Classes that no example or every example has are left out; the result is undefined, 0.5, if no class is left.
     """
-    from scipy.stats import rankdata
-
-    probabilities, classes = softmax(outputs), range(outputs.shape[-1])[1 if outputs.shape[-1] == 2 else 0 :]
-    ranks = [(labels == c, rankdata(probabilities[:, c])) for c in classes]
-    areas = [(r[own].mean() - (own.sum() + 1) / 2) / (~own).sum() for own, r in ranks if 0 < own.sum() < len(own)]
+    areas = []
+    for own, values in one_against_rest(outputs, labels):
+        if 0 < (count := own.sum()) < len(own):
+            areas.append((ranks(values)[own].mean() - (count + 1) / 2) / (len(own) - count))
     return float(np.mean(areas)) if areas else Undefined(0.5, "all examples have one class")
+
+
+def one_against_rest(outputs: np.ndarray, labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return, for each class whose area ``auc`` averages, which labels it is, and its probabilities (N,)."""
+    classes = range(outputs.shape[-1])[1 if outputs.shape[-1] == 2 else 0 :]
+    return [(labels == c, values) for c, values in zip(classes, softmax(outputs).T[classes.start :], strict=True)]
 
 
 def brier(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Squared error of the probabilities, summed over classes and averaged over examples: 0 to 2, lower is better."""
-    probabilities = softmax(outputs)
-    probabilities[np.arange(len(labels)), labels] -= 1
-    return float(np.square(probabilities).sum(axis=-1).mean())
+    return _score("brier", outputs, labels)
 
 
 def ece(outputs: np.ndarray, labels: np.ndarray) -> float:
     """Expected calibration error (Guo et al. 2017) in 15 equal bins of the largest probability; lower is better."""
-    probabilities = softmax(outputs)
-    confidence, correct = probabilities.max(axis=-1), probabilities.argmax(axis=-1) == labels
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = [abs(correct[bins == b].sum() - confidence[bins == b].sum()) for b in range(BINS)]
-    return float(sum(gaps) / len(labels))
+    return _score("ece", outputs, labels)
 
 
 def softmax(outputs: np.ndarray) -> np.ndarray:
     """Return the probabilities of classes, float64, of shape (N, C) as their logits."""
-    from scipy import special
-
-    return np.asarray(special.softmax(outputs.astype(np.float64), axis=-1))
+    shares = np.exp(outputs.astype(np.float64) - outputs.max(axis=-1, keepdims=True))
+    return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
 
 
 BINS = 15

@@ -16,9 +16,10 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.terminal import markdown_table
+from distill_runner.datasets.metrics import f1_of_counts
 from distill_runner.deploy.onnx import FOLDER, PLAIN, Inputs, OnnxEngine, TorchEngine, export, quantize
 from distill_runner.report.compare import Predictions, pair_predictions
-from distill_runner.report.resampling import ExampleTest, SummedScores, f1_of_counts
+from distill_runner.report.resampling import ExampleTest, SummedScores
 from distill_runner.report.statistics import ALPHA, CONFIDENCE, POWER
 
 if TYPE_CHECKING:

@@ -30,12 +30,13 @@ from distill_runner.datasets.metrics import (
     OF_PROBABILITIES,
     OF_SECOND_CLASS,
     REGRESSION_METRICS,
+    SUMMED,
 )
 from distill_runner.datasets.readers.content import listed_names, open_split
 from distill_runner.report.compare import Comparison, Predictions, compare_cells, correct
 from distill_runner.report.formats import as_mapping, escaped
 from distill_runner.report.frame import Cell, Point
-from distill_runner.report.resampling import SUMMED, SummedScores, f1_by_class
+from distill_runner.report.resampling import SummedScores, f1_by_class
 from distill_runner.tasks.decoding import MIN_PROBABILITY
 from distill_runner.tasks.questions.answers import normalize_answer, question_scores
 from distill_runner.tasks.split_account import short_list
@@ -121,7 +122,7 @@ def methods_of(arguments: Sequence[str]) -> dict[str, list[Path]]:
 def label_text(value: Any) -> str:
     """Return a label as text: a whole number without decimals, as CSV and JSON may write it in two ways."""
     text = str(int(value) if isinstance(value, bool) else "" if value is None else value).strip()
-    return text[:-2] if re.fullmatch(r"-?\d+\.0", text) else text
+    return text[:-2] if text.endswith(".0") and re.fullmatch(r"-?\d+\.0", text) else text
 
 
 def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
@@ -343,8 +344,6 @@ def _cell(metric: str, task: str, files: Sequence[Scored]) -> Cell:
 
 def _label_rows(first: str, second: str, scored: Mapping[str, Sequence[Scored]]) -> list[Row]:
     """Return F1 of both methods on each label, with a bootstrap interval of the difference over the examples."""
-    import pandas as pd
-
     names = [*scored[first][0].counts]
     if not names:
         return []
@@ -355,9 +354,9 @@ def _label_rows(first: str, second: str, scored: Mapping[str, Sequence[Scored]])
     bounds = 100 * np.quantile(scores.difference(scores.resampled), [0.025, 0.975], axis=0).T
     f1, other_f1 = (100 * part.mean(axis=-1) for part in np.split(scores.observed, [len(one)], axis=-1))
     gold = [int(scored[first][0].counts[name][:, 2].sum()) for name in names]
-    numbers = {"gold": gold, "f1": f1, "other_f1": other_f1, "difference": f1 - other_f1, "interval": bounds.tolist()}
-    rows: list[Row] = pd.DataFrame({"label": names, "against": second, **numbers}).to_dict("records")
-    return rows
+    keys = ("label", "against", "gold", "f1", "other_f1", "difference", "interval")
+    numbers = f1.tolist(), other_f1.tolist(), (f1 - other_f1).tolist(), bounds.tolist()
+    return [dict(zip(keys, row, strict=True)) for row in zip(names, [second] * len(names), gold, *numbers, strict=True)]
 
 
 def _agreement(scored: Mapping[str, Sequence[Scored]], are_numbers: bool) -> list[Row]:

@@ -5,42 +5,32 @@ Few differing examples are enumerated, so that the test is exact: McNemar's, if 
 interval is a bootstrap percentile interval, with an exact one where few examples differ. Examples that depend on each
 other, such as questions about one text, are swapped and drawn together, as one unit.
 
-Computations use float64 and a fixed seed, so results depend on the arguments alone. A score is a function of sums over
-units, or of ranks, which allows many draws at once. Other metrics are computed draw by draw.
+Computations use float64 and a fixed seed, so results depend on the arguments alone. A sample is how often it has each
+example. A score is a function of sums over these counts, or of ranks, which follow from the counts' sums along the order
+of all examples; these are sorted once. Other metrics are computed draw by draw.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations_with_replacement
-from math import lcm
+from math import erfc, lcm
 
 import numpy as np
 
-from distill_runner.datasets.metrics import metric_function
+from distill_runner.datasets.metrics import (
+    SUMMED,
+    Metric,
+    ScoreOfSums,
+    f1_of_counts,
+    mean_of_sums,
+    metric_function,
+    one_against_rest,
+    ratio,
+)
 from distill_runner.report.statistics import CONFIDENCE, CRITICAL
 
 # --- Metrics of many samples at once
-
-
-ScoreOfSums = Callable[[np.ndarray], np.ndarray]
-"""Maps sums (..., S) of the statistics of a sample of units to its scores (...)."""
-
-
-def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return the ratio, and 0 where ``denominator`` is not positive, as in ``datasets.metrics``."""
-    return np.divide(numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator > 0)
-
-
-def mean_of_sums(sums: np.ndarray) -> np.ndarray:
-    """Return the mean of scores, of the sum of scores and their number."""
-    return _ratio(sums[..., 0], sums[..., 1])
-
-
-def f1_of_counts(counts: np.ndarray) -> np.ndarray:
-    """Return F1 of the numbers of true positives, predicted positives and actual positives."""
-    return _ratio(2 * counts[..., 0], counts[..., 1] + counts[..., 2])
 
 
 def f1_by_class(counts: np.ndarray) -> np.ndarray:
@@ -53,125 +43,81 @@ def mean_f1_of_counts(counts: np.ndarray) -> np.ndarray:
     return np.asarray(f1_by_class(counts).mean(axis=-1))
 
 
-def _is_correct(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    is_multilabel = labels.ndim == 2
-    correct = ((outputs > 0) == (labels > 0)).all(axis=1) if is_multilabel else outputs.argmax(axis=1) == labels
-    return np.stack([correct, np.ones_like(correct)], axis=1).astype(np.float64)
+OfSamples = Callable[[np.ndarray], np.ndarray]
+"""Maps how often each of R samples has each example, int32 (R, N), to the scores of K runs (R, K)."""
 
 
-def _class_counts(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return, for each example and class, whether it is correctly predicted, predicted, and the label: (N, 3C)."""
-    classes = np.arange(outputs.shape[1])
-    predicted = outputs > 0 if labels.ndim == 2 else outputs.argmax(axis=1)[:, None] == classes
-    actual = labels > 0 if labels.ndim == 2 else labels[:, None] == classes
-    return np.concatenate([predicted & actual, predicted, actual], axis=1).astype(np.float64)
+def _sums(counts: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return the sums (R, M + 1) of the first 0 to M counts (R, N) in the order (M,) of examples."""
+    sums = np.zeros((len(counts), len(order) + 1), dtype=np.int32)
+    np.cumsum(counts.take(order, axis=1), axis=1, out=sums[:, 1:])
+    return sums
 
 
-def _by_class(sums: np.ndarray) -> np.ndarray:
-    """Return the counts of each class (..., C, 3)."""
-    return np.moveaxis(sums.reshape(*sums.shape[:-1], 3, -1), -2, -1)
+def _centered_ranks(values: np.ndarray) -> OfSamples:
+    """Return a function of counts: twice the ranks (R, N) of values (N,), minus their mean; ties have their mean."""
+    order, (_, place, sizes) = np.argsort(values), np.unique(values, return_inverse=True, return_counts=True)
+    bounds = np.append(0, np.cumsum(sizes))
+
+    def of_samples(counts: np.ndarray) -> np.ndarray:
+        sums = _sums(counts, order)
+        sums = sums.take(bounds, axis=1) if len(bounds) < sums.shape[1] else sums
+        return np.asarray((sums[:, :-1] + sums[:, 1:] - sums[:, -1:]).take(place, axis=1))
+
+    return of_samples
 
 
-def _f1(sums: np.ndarray) -> np.ndarray:
-    return f1_of_counts(_by_class(sums)[..., 1, :])
+def _spearman(runs: Sequence[np.ndarray], labels: np.ndarray) -> OfSamples:
+    of_labels, *of_runs = (_centered_ranks(values.reshape(len(labels))) for values in (labels, *runs))
+
+    def of_samples(counts: np.ndarray) -> np.ndarray:
+        y, scores = of_labels(counts).astype(np.float64), np.zeros((len(runs), len(counts)))
+        weighted = counts * y
+        for score, of_run in zip(scores, of_runs, strict=True):
+            x = of_run(counts).astype(np.float64)
+            scale = np.einsum("rn,rn->r", weighted, y) * np.einsum("rn,rn,rn->r", counts, x, x)
+            score[:] = ratio(np.einsum("rn,rn->r", weighted, x), np.sqrt(scale))
+        return scores.T
+
+    return of_samples
 
 
-def _f1_macro(sums: np.ndarray) -> np.ndarray:
-    counts = _by_class(sums)
-    return _ratio(f1_of_counts(counts).sum(axis=-1), (counts[..., 1:].sum(axis=-1) > 0).sum(axis=-1))
+def _pearson_spearman(runs: Sequence[np.ndarray], labels: np.ndarray) -> OfSamples:
+    statistics, score = SUMMED["pearson"]
+    moments, spearman = [statistics(run, labels) for run in runs], _spearman(runs, labels)
+
+    def of_samples(counts: np.ndarray) -> np.ndarray:
+        weights = counts.astype(np.float64)
+        return (np.stack([score(weights @ of_run) for of_run in moments], axis=1) + spearman(counts)) / 2
+
+    return of_samples
 
 
-def _f1_weighted(sums: np.ndarray) -> np.ndarray:
-    counts = _by_class(sums)
-    return (counts[..., 2] * f1_of_counts(counts)).sum(axis=-1) / counts[..., 2].sum(axis=-1)
+def _places(values: np.ndarray, own: np.ndarray, others: np.ndarray) -> OfSamples:
+    """Return a function of counts: twice how many of ``others`` are below each of ``own`` (R, M), equal ones half."""
+    order = np.flatnonzero(others)[np.argsort(values[others])]
+    first, last = (np.searchsorted(values[order], values[own], side) for side in ("left", "right"))
+
+    def of_samples(counts: np.ndarray) -> np.ndarray:
+        sums = _sums(counts, order)
+        return np.asarray(sums.take(first, axis=1) + sums.take(last, axis=1))
+
+    return of_samples
 
 
-def _accuracy_f1(sums: np.ndarray) -> np.ndarray:
-    counts = _by_class(sums).sum(axis=-2)
-    return (_ratio(counts[..., 0], counts[..., 2]) + _f1(sums)) / 2
-
-
-def _matthews(sums: np.ndarray) -> np.ndarray:
-    """Gorodkin's correlation for K classes, which equals Matthews' correlation for two classes."""
-    correct, predicted, actual = np.moveaxis(_by_class(sums), -1, 0)
-    total = actual.sum(axis=-1)
-    variances = (total**2 - (actual**2).sum(axis=-1)) * (total**2 - (predicted**2).sum(axis=-1))
-    return _ratio(correct.sum(axis=-1) * total - (actual * predicted).sum(axis=-1), np.sqrt(variances))
-
-
-def _moments(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    x, y = standardized(outputs.reshape(len(labels))), standardized(labels)
-    return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=1)
-
-
-def _pearson(sums: np.ndarray) -> np.ndarray:
-    x, y, xx, xy, yy = np.moveaxis(sums[..., 1:] / sums[..., :1], -1, 0)
-    variances = np.maximum(xx - x**2, 0) * np.maximum(yy - y**2, 0)
-    return _ratio(xy - x * y, np.sqrt(variances))
-
-
-def standardized(values: np.ndarray) -> np.ndarray:
-    """Return values of mean 0 and standard deviation 1; zeros if all are equal."""
-    centered = values.astype(np.float64) - values.astype(np.float64).mean()
-    return centered / (centered.std() or 1.0)
-
-
-def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return twice the ranks (N, R) of values (N,) in samples with ``weights`` (N, R); ties have their mean rank."""
-    order, sums = np.argsort(values, kind="stable"), np.zeros((len(values) + 1, weights.shape[1]), dtype=np.int32)
-    np.cumsum(weights[order], axis=0, out=sums[1:])
-    first, last = (np.searchsorted(values, values, side, order) for side in ("left", "right"))
-    return np.asarray(sums[first] + sums[last])
-
-
-def _correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the Pearson correlations (R,) of x and y, (N, R) or (N, 1); 0 for constants."""
-    pairs = combinations_with_replacement((np.ones((1, 1)), x, y), 2)
-    return _pearson(np.stack([np.einsum("nr,nr,nr->r", weights, *pair, dtype=np.float64) for pair in pairs], axis=1))
-
-
-def _spearman(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return _correlation(_ranks(outputs[:, -1], weights), _ranks(labels, weights), weights)
-
-
-def _pearson_spearman(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return (_correlation(outputs[:, :1], labels[:, None], weights) + _spearman(outputs, labels, weights)) / 2
-
-
-def _outputs_and_ranks(outputs: np.ndarray) -> np.ndarray:
-    ranks = _ranks(outputs.reshape(-1), np.ones((outputs.size, 1), dtype=np.int32))
-    return np.hstack([standardized(outputs).reshape(-1, 1), ranks])
-
-
-Metric = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""Maps outputs (N, C), labels (N,) or (N, C) and how often R samples have an example (N, R) to scores (R,)."""
-RANKED: dict[str, tuple[Metric, Callable[[np.ndarray], np.ndarray]]] = {
-    "spearman": (_spearman, lambda outputs: _outputs_and_ranks(outputs)[:, 1:]),
-    "pearson_spearman": (_pearson_spearman, _outputs_and_ranks),
-}
-"""Metrics of ranks, and what methods swap in place of outputs, on whose scale a correlation does not depend."""
-
-SUMMED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ScoreOfSums]] = {
-    "accuracy": (_is_correct, mean_of_sums),
-    "subset_accuracy": (_is_correct, mean_of_sums),
-    "f1": (_class_counts, _f1),
-    "f1_micro": (_class_counts, lambda sums: f1_of_counts(_by_class(sums).sum(axis=-2))),
-    "f1_macro": (_class_counts, _f1_macro),
-    "f1_weighted": (_class_counts, _f1_weighted),
-    "accuracy_f1": (_class_counts, _accuracy_f1),
-    "matthews": (_class_counts, _matthews),
-    "pearson": (_moments, _pearson),
-}
-"""Statistics of outputs and labels, and the score of their sums, equal to ``METRICS``."""
+RANKED = {"spearman": _spearman, "pearson_spearman": _pearson_spearman}
+"""Metrics whose samples are ranked anew; what methods swap are the ranks among all examples, as for ``SUMMED``."""
 
 
 # --- Paired tests
 
 SEED = 0
-DRAWS, RANKED_DRAWS, LOOPED_DRAWS = 10_000, 2_000, 1_000
-"""Number of draws, of draws that rank all values, and of draws that are computed one by one."""
-CHUNK = 2**22
-"""Maximum size of one block of draws: 32 MiB of 64-bit numbers."""
+DRAWS, FEWEST_DRAWS, LOOPED_DRAWS = 10_000, 2_000, 1_000
+"""Number of draws, of draws of many units, and of draws that are computed one by one."""
+DRAWN_UNITS = 2**24
+"""Units of all draws together, above which there are fewer draws."""
+CHUNK = 2**18
+"""Maximum size of one block of draws, which stays in the processor's cache: 2 MiB of 64-bit numbers."""
 SMALL_SAMPLE = 50
 """Units below which percentiles are expanded."""
 FEW_EXAMPLES, FEW_UNITS = 6, 10
@@ -216,7 +162,6 @@ class PairedScores(ABC):
         sizes: number of runs of each method.
         examples, units: numbers of examples and of units.
         is_different: (units,), whether the methods differ on a unit.
-        draws: number of draws that the cost of the metric allows.
         signs: numbers of units on which the first and the second method are better; None unless only they matter.
         is_mean_of_examples: whether the score is a mean over independent examples, each between 0 and 1.
         exact_interval: bounds and variance where too few examples differ for percentiles; else None.
@@ -226,10 +171,14 @@ class PairedScores(ABC):
     examples: int
     units: int
     is_different: np.ndarray
-    draws: int
     signs: tuple[int, int] | None = None
     is_mean_of_examples: bool = False
     exact_interval: tuple[float, float, float] | None = None
+
+    @cached_property
+    def draws(self) -> int:
+        """Number of draws."""
+        return min(DRAWS, max(FEWEST_DRAWS, DRAWN_UNITS // self.units))
 
     @abstractmethod
     def scores(self, counts: np.ndarray) -> np.ndarray:
@@ -298,15 +247,13 @@ class PairedScores(ABC):
         return self._p_beyond(margin, float(self.difference(self.observed)))
 
     def _p_beyond(self, margin: float, difference: float) -> float:
-        from scipy.special import ndtr
-
         least = margin * (1 - margin) / self.units if self.is_mean_of_examples else 0.0
         if not least and self.is_different.sum() < FEW_UNITS:
             return 1.0
         variance = max(float(self.difference(self.resampled).var(ddof=1)), least)
         if not variance:
             return 1.0
-        return float(ndtr(-(difference + margin) / variance**0.5))
+        return erfc((difference + margin) / (2 * variance) ** 0.5) / 2  # the normal distribution's tail
 
     def score_interval(self, runs: slice) -> tuple[float, float]:
         """Return the bounds of the 95% interval over units of the mean score of some runs: bootstrap percentiles."""
@@ -345,7 +292,9 @@ class PairedScores(ABC):
 
 
 class SummedScores(PairedScores):
-    """Scores that are functions of sums over units."""
+    """Scores that are functions of sums over units, or on samples those of ``of_samples``."""
+
+    of_samples: OfSamples | None = None
 
     def __init__(
         self,
@@ -361,7 +310,7 @@ class SummedScores(PairedScores):
             score: maps their sums to the score.
             clusters: (N,), equal for examples that depend on each other; None if none do.
         """
-        self.sizes, self.examples, self.score, self.draws = (len(first), len(second)), len(first[0]), score, DRAWS
+        self.sizes, self.examples, self.score = (len(first), len(second)), len(first[0]), score
         statistics = np.stack([np.asarray(run, dtype=np.float64) for run in (*first, *second)])
         if clusters is not None:
             _, cluster = np.unique(clusters, return_inverse=True)
@@ -377,6 +326,8 @@ class SummedScores(PairedScores):
         self.changes = (other - one)[:, self.is_different]
 
     def scores(self, counts: np.ndarray) -> np.ndarray:
+        if self.of_samples is not None:
+            return self.of_samples(counts.astype(np.int32))
         weights = counts.astype(np.float64)
         return self.score(np.stack([weights @ run for run in self.statistics], axis=1))
 
@@ -429,40 +380,80 @@ class SummedScores(PairedScores):
         return low, high, ((high - low) / (2 * CRITICAL)) ** 2
 
 
-class DrawnScores(PairedScores):
-    """Scores by a metric that is no function of sums; they are computed from the outputs of each draw."""
+class OutputScores(PairedScores):
+    """Scores of outputs (N, C) of each run, which methods swap."""
 
     def __init__(
-        self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], metric: Metric, labels: np.ndarray, draws: int
+        self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], metric: Metric, labels: np.ndarray
     ) -> None:
-        """Take the outputs.
-
-        Args:
-            first, second: outputs (N, C) of each run, which methods swap.
-            metric: see ``Metric``.
-        """
         self.sizes, self.examples, self.units = (len(first), len(second)), len(labels), len(labels)
-        self.outputs, self.metric, self.labels, self.draws = np.stack([*first, *second]), metric, labels, draws
+        self.outputs, self.metric, self.labels = np.stack([*first, *second]), metric, labels
         count = lcm(*self.sizes)
-        self.pairs = [(number % self.sizes[0], self.sizes[0] + number % self.sizes[1]) for number in range(count)]
-        differences = [(self.outputs[one] != self.outputs[other]).any(axis=-1) for one, other in self.pairs]
+        self.pairs = [[number % self.sizes[0], self.sizes[0] + number % self.sizes[1]] for number in range(count)]
+        differences = [(np.ptp(self.outputs[pair], axis=0) > 0).any(axis=-1) for pair in self.pairs]
         self.is_different = np.any(differences, axis=0)
 
+
+class LoopedScores(OutputScores):
+    """Scores by any metric, which are computed one by one."""
+
+    draws = LOOPED_DRAWS
+
     def scores(self, counts: np.ndarray) -> np.ndarray:
-        weights = np.ascontiguousarray(counts.T, dtype=np.int32)
-        return np.stack([self.metric(run, self.labels, weights) for run in self.outputs], axis=1)
+        samples = [np.repeat(np.arange(self.units), of_sample) for of_sample in counts]
+        return np.array([[self.metric(run[rows], self.labels[rows]) for run in self.outputs] for rows in samples])
 
     def swapped_difference(self, masks: np.ndarray) -> np.ndarray:
-        """See ``PairedScores``. Both samples are of the outputs of both methods, of which each has one by example."""
-        weights = np.zeros((2, self.units, len(masks)), dtype=np.int32)
-        weights[0], weights[1, self.is_different] = 1, masks.T
-        weights[0] -= weights[1]
-        labels, differences = np.concatenate([self.labels, self.labels]), []
+        differences, rows = np.zeros((len(masks), len(self.pairs))), np.flatnonzero(self.is_different)
+        for place in np.ndindex(differences.shape):
+            mask, pair = rows[masks[place[0]] > 0], self.pairs[place[1]]
+            both = self.outputs[pair]
+            both[:, mask] = both[::-1, mask]
+            differences[place] = self.metric(both[0], self.labels) - self.metric(both[1], self.labels)
+        return np.asarray(differences.mean(axis=1))
+
+
+class AreaScores(OutputScores):
+    """Areas under ROC curves, of the probabilities of each class (N,), which are sorted once."""
+
+    @cached_property
+    def classes(self) -> list[list[tuple[np.ndarray, OfSamples]]]:
+        """For each run and class: its examples, and their places among the others."""
+        runs = [one_against_rest(run, self.labels) for run in self.outputs]
+        return [[(np.flatnonzero(own), _places(values, own, ~own)) for own, values in run] for run in runs]
+
+    def scores(self, counts: np.ndarray) -> np.ndarray:
+        scores, counts = [], counts.astype(np.int32)
+        for classes in self.classes:
+            wins, pairs = np.zeros((2, len(classes), len(counts)))
+            for number, (own, places) in enumerate(classes):
+                weights = counts.take(own, axis=1)
+                wins[number] = np.einsum("rn,rn->r", weights, places(counts), dtype=np.float64) / 2
+                pairs[number] = weights.sum(axis=1) * (counts.sum(axis=1) - weights.sum(axis=1))
+            areas, defined = ratio(wins, pairs).sum(axis=0), (pairs > 0).sum(axis=0)
+            scores.append(np.where(defined, areas / np.maximum(defined, 1), 0.5))
+        return np.stack(scores, axis=1)
+
+    @cached_property
+    def changes(self) -> np.ndarray:
+        """What each example (N,) adds to the difference of the areas; a swap turns its sign.
+
+        An area counts pairs of examples, and after a swap one method has the outputs that the other one has not. So
+        the products of two swaps cancel in the difference of the methods, and a sum over examples remains: of their
+        places among the outputs of both methods for the other classes.
+        """
+        changes, labels, all_of = np.zeros(self.units), np.tile(self.labels, 2), np.ones((1, 2 * self.units), np.int32)
         for pair in self.pairs:
-            outputs = np.concatenate([self.outputs[number] for number in pair])
-            scores = [self.metric(outputs, labels, part.reshape(len(labels), -1)) for part in (weights, weights[::-1])]
-            differences.append(scores[0] - scores[1])
-        return np.mean(differences, axis=0)
+            classes = one_against_rest(np.concatenate(self.outputs[pair]), labels)
+            classes = [(own, values) for own, values in classes if 0 < own.sum() < len(own)]
+            for own, values in classes:
+                for rows, sign in ((own, 1), (~own, -1)):
+                    places = sign * _places(values, rows, ~rows)(all_of)[0] / (own.sum() * (~own).sum() * len(classes))
+                    changes[rows[: self.units]] += np.subtract(*np.split(places, 2))
+        return changes / len(self.pairs)
+
+    def swapped_difference(self, masks: np.ndarray) -> np.ndarray:
+        return np.asarray(self.changes.sum() - 2 * masks @ self.changes[self.is_different])
 
 
 def paired_scores(
@@ -475,21 +466,14 @@ def paired_scores(
         first, second: outputs (N, C) of each run.
         labels: (N,), or (N, C) of 0 and 1 for multi-label tasks.
     """
-    if metric in RANKED:
-        scores, exchanged = RANKED[metric]
-        one, other = ([exchanged(outputs) for outputs in runs] for runs in (first, second))
-        return DrawnScores(one, other, scores, labels, RANKED_DRAWS)
     if metric not in SUMMED:
-        of_one = metric_function(metric)
-
-        def in_turn(outputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
-            samples = [np.repeat(np.arange(len(labels)), counts) for counts in weights.T]
-            return np.array([of_one(outputs[rows], labels[rows]) for rows in samples])
-
-        return DrawnScores(first, second, in_turn, labels, LOOPED_DRAWS)
+        return (AreaScores if metric == "auc" else LoopedScores)(first, second, metric_function(metric), labels)
     statistics, score = SUMMED[metric]
     one, other = ([statistics(outputs, labels) for outputs in runs] for runs in (first, second))
-    return SummedScores(one, other, score)
+    scores = SummedScores(one, other, score)
+    if metric in RANKED:
+        scores.of_samples = RANKED[metric]([*first, *second], labels)
+    return scores
 
 
 def clustered_scores(first: Sequence[np.ndarray], second: Sequence[np.ndarray], clusters: np.ndarray) -> SummedScores:
@@ -503,10 +487,10 @@ def _percentiles(values: np.ndarray, units: int) -> tuple[float, float]:
 
     Percentiles of small samples are as narrow as normal intervals with n in place of n - 1 (Hesterberg 2015, 3.3).
     """
-    from scipy.special import ndtr, stdtrit
-
     tail = (1 - CONFIDENCE) / 2
     if 1 < units < SMALL_SAMPLE:
+        from scipy.special import ndtr, stdtrit
+
         tail = float(ndtr(stdtrit(units - 1, tail) * (units / (units - 1)) ** 0.5))
     low, high = np.quantile(values, [tail, 1 - tail])
     return float(low), float(high)

@@ -326,16 +326,18 @@ OPTIONAL: dict[str, Callable[..., Tracker]] = {"wandb": WandbTracker, "tensorboa
 # Trackers of a run and of a sweep
 
 
+@dataclass(frozen=True)
 class FaultTolerant(Tracker):
     """Tracker that forwards every call to several trackers; the first failure of each is logged, none is raised.
 
     Texts lose the folders and secrets of this machine.
+
+    Attributes:
+        failed: trackers that have missed a call.
     """
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self.trackers = trackers
-        self.failed = set[Tracker]()
-        """Trackers that have missed a call."""
+    trackers: Sequence[Tracker]
+    failed: set[Tracker] = field(default_factory=set)
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         plain = {key: value.item() if hasattr(value, "item") else value for key, value in values.items()}

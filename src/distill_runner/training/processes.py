@@ -12,6 +12,7 @@ packed batches do not call.
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ class UnequalStart(TrainingError):
     )
 
 
+@dataclass(frozen=True)
 class ProcessGroup:
     """The processes of a training run, as seen by the one numbered ``rank``; a single process pays nothing for calls.
 
@@ -53,8 +55,8 @@ class ProcessGroup:
         WorkerLost: another process has died.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+    rank: int = 0
+    size: int = 1
 
     @property
     def is_main(self) -> bool:

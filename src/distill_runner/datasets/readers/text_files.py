@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -321,12 +321,12 @@ class _Lines:
     """
 
     def __init__(self, lines: Sequence[str]) -> None:
-        words = [line for line in lines if line.strip() and not line.startswith((_COMMENT, DOCUMENT))]
-        self.has_tabs = all("\t" in line for line in words)
+        are_words = [bool(line.strip()) and not line.startswith((_COMMENT, DOCUMENT)) for line in lines]
+        self.has_tabs = all("\t" in line for line in compress(lines, are_words))
         self.columns = list(map(self._columns, lines))
-        of_words = list(map(self._columns, words)) or [values for values in self.columns if any(values)]
+        of_words = [*compress(self.columns, are_words)] or [values for values in self.columns if any(values)]
         self.count = Counter(map(len, of_words)).most_common(1)[0][0] if of_words else 1
-        self.tags = {values[-1] for values in of_words if len(values) == self.count} if words else set()
+        self.tags = {values[-1] for values in of_words if len(values) == self.count} if any(are_words) else set()
 
     def _columns(self, line: str) -> list[str]:
         line = line.strip(_BLANKS)

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -369,4 +370,4 @@ def ranking_scores(gain_of: Mapping[Any, int], ranking: Sequence[Any]) -> dict[s
 
 def _discounted_gain(gains: list[int]) -> float:
     """Return the gains of a ranking, each divided by the base-2 logarithm of its rank + 1, summed."""
-    return float(sum(gain / np.log2(rank + 1) for rank, gain in enumerate(gains, start=1)))
+    return sum(gain / log2(rank + 1) for rank, gain in enumerate(gains, start=1) if gain)
