@@ -85,6 +85,7 @@ def save_tokenizer(tokenizer: Any, folder: Path, max_length: int | None) -> None
         if max_length is not None:
             backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
     tokenizer.model_max_length = max_length or tokenizer.model_max_length
+    tokenizer.padding_side = "right"  # padding before a text would shift its positions
     tokenizer.save_pretrained(folder)
 
 

@@ -27,7 +27,7 @@ from distill_runner.common.hub import HubError
 from distill_runner.models.adapters import ADAPTER_FILES, base_name, merged_folder
 from distill_runner.models.config import ModelConfig, check_config, layers_to_copy
 from distill_runner.models.families import TABLE
-from distill_runner.models.features import MPNET, OFFSET_POSITIONS, EncoderShape, is_other_classifier
+from distill_runner.models.features import MPNET, OFFSET_POSITIONS, SHIFTED_POSITIONS, EncoderShape, is_other_classifier
 from distill_runner.models.images import reads_images
 from distill_runner.models.metadata import read_json, unread_keys
 from distill_runner.models.static import StaticConfig
@@ -171,9 +171,11 @@ class ModelSource:
             is_config = file == CONFIG
             try:
                 content = read_json((self.base.folder if self.base and is_config else self.folder) / file)
+                if config.model_type not in SHIFTED_POSITIONS:
+                    content.pop("padding_side", None)
                 rest = fields if is_config else (), not is_other_classifier(config)
                 unread += unread_keys(content, file, self.name, *rest)
-            except (ValueError, AttributeError) as error:
+            except (ValueError, AttributeError, TypeError) as error:
                 raise self._refusal(f"its {file} is no JSON object: {root_cause(error)}", FOLDER_REMEDY) from error
         return unread
 

@@ -246,7 +246,8 @@ def read_sentence_folder(folder: Path, name: str) -> SentenceFolder | None:
 
 
 def _content(folder: Path, name: str) -> SentenceFolder:
-    entries = sorted(read_json(folder / MODULES), key=lambda entry: entry["idx"])
+    # As sentence-transformers reads them: in the order of the list, the last one of a name in the place of the first.
+    entries = [*{str(entry["name"]): entry for entry in read_json(folder / MODULES)}.values()]
     types = [str(entry["type"]) for entry in entries]
     kinds = [one.rpartition(".")[2] if one.startswith("sentence_transformers.") else one for one in types]
     if kinds[:1] == [STATIC] and {*kinds[1:]} <= {"Normalize"}:
@@ -256,7 +257,10 @@ def _content(folder: Path, name: str) -> SentenceFolder:
     lengths: Any = next((read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
     settings, tokenizer = read_json(folder / SETTINGS), read_json(folder / "tokenizer_config.json")
     prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
-    default = settings.get("default_prompt_name")
+    default = settings.get("default_prompt_name") or None
+    if default not in {None, "query", "document"} | (settings.get("prompts") or {}).keys():
+        problem = f"has default_prompt_name={default}, but no prompt of this name"
+        raise UserError(".model.source", name, problem, f"Its prompts: {', '.join(prompts) or 'none'}.")
     default = default if default in prompts else None
     if (similarity := settings.get("similarity_fn_name") or "cosine") not in get_args(Similarity):
         problem = f"has similarity_fn_name={similarity}, which is not read"
@@ -293,7 +297,8 @@ def _pooled_modules(
 
 def _dense(folder: Path, name: str) -> Dense:
     config = read_json(folder / "config.json")
-    activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
+    path = str(config.get("activation_function", "torch.nn.Tanh"))
+    activation = path.rpartition(".")[2] if path.startswith("torch.nn.") else path
     extra = config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding"
     if activation not in _ACTIVATIONS or extra or not (folder / "model.safetensors").is_file():
         problem = f"has a dense layer with {activation}, or a residual, or without model.safetensors, which is not read"

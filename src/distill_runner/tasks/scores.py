@@ -30,7 +30,7 @@ TRANSFER = "transfer"
 """Name of the split that stands for a transfer set."""
 _FENCE = re.compile(r"^\s*```\w*\s*|\s*```\s*$")
 """Around JSON in the answer of a language model."""
-NOT_RAW = "takes numbers before the softmax, but all are from 0 to 1, as probabilities are"
+NOT_RAW = "takes numbers before the softmax, but these are probabilities: from 0 to 1, or with sums of 100"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ def training_scores(task: Any, transfer: "TransferSet | None") -> Scores:
     table = score_table(task, task.train) if transfer is None else transfer_table(task, transfer)
     scores = read_scores(task, table, task.train if transfer is None else TRANSFER)
     used = scores.outputs[scores.is_used]
-    if task.logits and task.decoding.has_probabilities and not task.calibrate and used.min() >= 0 and used.max() <= 1:
+    are_shares = used.min() >= 0 and (used.max() <= 1 or np.allclose(used.sum(axis=1), 100, rtol=0.02))
+    if task.logits and task.decoding.has_probabilities and not task.calibrate and are_shares:
         remedy = "If they are probabilities: " + override("task.probabilities", task.logits, "task.logits", None)
         raise UserError("task.logits", format_list(task.logits), NOT_RAW, remedy)
     return scores

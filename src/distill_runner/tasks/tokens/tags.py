@@ -30,11 +30,13 @@ INVENTORIES = ("BI", "BIES", "BMES", "BILU")
 """Prefixes that a type has in the schemes, so that a type gets all of its tags even if the data lack one."""
 SPELLINGS = tuple(form for mark in "-_/.:|" for form in (f"{{0}}{mark}{{1}}", f"{{1}}{mark}{{0}}"))
 """How tags are written, as formats of the letter of a role and of a type, the most usual first: B-PER, PER-B, B_PER."""
-_ROLE = r"(?:(?P<begin>b|begin|beginning|start|first)|i|in|inside|m|middle|e|end|l|last|s|single|u|unit)"
+_ROLE = (
+    "(?P<begin>b|begin|beginning|start|first)|(?P<inside>i|in|inside|m|middle)|(?P<end>e|end|l|last)|s|single|u|unit"
+)
 _LOOKS_LIKE_ROLE = (
-    re.compile(rf"(?i:{_ROLE})[\W_]+(?P<type>.+?)\W*"),
-    re.compile(rf"(?P<type>.+?)[\W_]+(?i:{_ROLE})\W*"),
-    re.compile(r"(?:(?P<begin>B)|I)(?P<type>[A-Z]{2,})"),
+    re.compile(rf"\W*(?i:{_ROLE})[\W_]+(?P<type>.+?)\W*"),
+    re.compile(rf"\W*(?P<type>.+?)[\W_]+(?i:{_ROLE})\W*"),
+    re.compile(r"(?:(?P<begin>B)|(?P<inside>I)|(?P<end>E))(?P<type>.{2,})"),
 )
 """Tags that name a role in another way than ``SPELLINGS``: b-PER, Begin-PER, PER(B), BPER."""
 _MISSPELLED = re.compile(r"[BI]|[BI]_.+|.+-[BI]", re.DOTALL)
@@ -197,10 +199,11 @@ def _require_types(typed: Sequence[str]) -> None:
     """Raise a UserError if two tags differ only in what looks like their roles, such as b-PER and i-PER."""
     for pattern in _LOOKS_LIKE_ROLE:
         matches = [(match, name) for name in typed if (match := pattern.fullmatch(name))]
-        begun = {match["type"]: name for match, name in matches if match["begin"]}
+        begun, ended = ({match["type"]: name for match, name in matches if match[role]} for role in ("begin", "end"))
         for match, name in matches:
-            if not match["begin"] and match["type"] in begun:
-                problem = f"has {begun[match['type']]} and {name}, which look like positions in one type"
+            others = {} if match["begin"] else ended | begun if match["inside"] else begun
+            if other := others.get(match["type"]):
+                problem = f"has {other} and {name}, which look like positions in one type"
                 remedy = f"Write B-{match['type']} and I-{match['type']}, or if each is a type: "
                 remedy += override("task.scheme", "plain")
                 raise UserError("task.label", None, problem, remedy)
