@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.content import SplitTable
 from distill_runner.datasets.splits import TokenSplit
-from distill_runner.models.config import check_config
+from distill_runner.models.build import build
+from distill_runner.models.config import Head, ModelConfig, check_config
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.metadata import OF_ENCODERS, REFUSED, REPORTED, key_statuses, status_of, unread_keys
@@ -26,6 +27,7 @@ from distill_runner.tasks import make_task
 from distill_runner.tasks.tokens.sentences import read_sentences
 from distill_runner.tasks.tokens.tags import TagSet
 from helpers.families import FAMILIES, PACKED_FAMILIES, config_of
+from helpers.foreign_folders import save
 from helpers.sentence_folders import folder_with
 from helpers.tiny_tokenizers import TYPES, make
 
@@ -79,6 +81,39 @@ def test_each_argument_of_the_tokenizers_of_encoders_has_a_place() -> None:
     keys = parameters - {"self", "args", "kwargs"}
     assert len(keys) > 10
     assert [key for key in sorted(keys) if status_of("tokenizer_config.json", key) == NO_PLACE] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_before_a_text_is_named_where_it_shifts_positions(family: str, tmp_path: Path) -> None:
+    """Other programs then give a text another output, by the longest text of its batch."""
+    torch.manual_seed(0)
+    network = AutoModel.from_config(config := config_of(family)).eval()
+    padding, text = torch.full((1, 4), config.pad_token_id), torch.arange(7, 13)[None]
+    mask = torch.cat([torch.zeros_like(padding), torch.ones_like(text)], 1)
+    with torch.inference_mode():
+        own = network(text).last_hidden_state
+        padded = network(torch.cat([padding, text], 1), attention_mask=mask).last_hidden_state[:, 4:]
+    shifts = not torch.allclose(own, padded, atol=1e-4)
+    config.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"padding_side": "left"}')
+    assert resolve_source(str(tmp_path)).unread_keys == ['tokenizer_config.json: padding_side="left"'] * shifts
+
+
+def test_a_model_that_returns_attention_can_be_saved(tmp_path: Path) -> None:
+    """A run was lost after its first epoch."""
+    save(tmp_path / "m", "classes")
+    config = tmp_path / "m" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"output_attentions": True}))
+    for layers in (None, 1):
+        build(ModelConfig(source=str(tmp_path / "m"), num_layers=layers), Head("AutoModel")).save_pretrained(tmp_path)
+
+
+def test_a_length_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "classes")
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_max_length": "9"}))
+    with pytest.raises(UserError, match="model_max_length='9', which is no number"):
+        resolve_source(str(tmp_path)).tokenizer()
 
 
 def test_each_key_of_an_image_processor_has_a_place(tmp_path: Path) -> None:
@@ -190,17 +225,18 @@ def test_a_kept_head_gets_images_as_its_folder_says(changes: dict[str, Any], rem
         task.check_kept(resolve_source(str(tmp_path)))
 
 
-POSITIONS = ["{r}_{t}", "{t}-{r}", "{r}.{t}", "{t}:{r}", "{r}|{t}", "{r} {t}", "{t}({r})", "{r}+{t}", "{r}{t}"]
+MARKED = ["{r}_{t}", "{t}-{r}", "{r}.{t}", "{t}:{r}", "{r}|{t}"]
+POSITIONS = [*MARKED, "{r} {t}", "{t}({r})", "{r}+{t}", "<{r}-{t}>", "{r}{t}"]
 
 
 @pytest.mark.parametrize("form", POSITIONS)
-@pytest.mark.parametrize("roles", ["BI", "bi", ("Begin", "Inside"), "BIES"])
+@pytest.mark.parametrize("roles", ["BI", "bi", ("Begin", "Inside"), "BIES", "IE"])
 def test_tags_that_look_like_positions_are_read_or_refused(form: str, roles: Any) -> None:
     """Never as types of their own, of which each would be an entity."""
-    names = ["O", *(form.format(r=role, t=kind) for kind in ("PER", "LOC") for role in roles)]
-    if isinstance(roles, str) and roles.isupper() and form not in ("{r} {t}", "{t}({r})", "{r}+{t}", "{r}{t}"):
-        assert TagSet.from_names(names).type_names == ("PER", "LOC")
-    elif form != "{r}{t}" or roles == "BI":
+    names = ["O", *(form.format(r=role, t=kind) for kind in ("Per", "LOC") for role in roles)]
+    if roles in ("BI", "BIES") and form in MARKED:
+        assert TagSet.from_names(names).type_names == ("Per", "LOC")
+    elif form != "{r}{t}" or roles in ("BI", "IE"):
         with pytest.raises(UserError, match="look like positions in one type"):
             TagSet.from_names(names)
         assert TagSet.from_names(names, "plain").scheme == "plain"

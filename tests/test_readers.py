@@ -20,6 +20,7 @@ from distill_runner.datasets.corpora import CorpusPart, TransferSet
 from distill_runner.datasets.readers.content import (
     data_fingerprint,
     inspect_columns,
+    open_split,
     read_columns,
     read_rows,
     read_table,
@@ -401,6 +402,34 @@ def test_what_could_be_misread_is_refused(tmp_path: Path, files: dict[str, Any],
     message = refusal(lambda: columns(tmp_path))
     assert words.format(folder=tmp_path) in message
     assert "download it again" not in message
+
+
+CARDS = {
+    "other files": ("data_files: [{split: train, path: other.csv}]", "is other.csv in its README.md, but train.csv"),
+    "more files": ("data_files: [{split: train, path: ['train.csv', 'o*.csv']}]", "is other.csv, train.csv in its"),
+    "a folder": ("data_dir: sub", "is sub/train.csv in its README.md, but train.csv by name"),
+    "a separator": ("data_files: [{split: train, path: train.csv}]\n  sep: ';'", "has sep=';' in its README.md"),
+    "the same": ("data_files: [{split: train, path: train.csv}]", ""),
+    "another split": ("data_files: [{split: test, path: train.csv}]", ""),
+    "missing files": ("data_files: [{split: train, path: 'train-*'}]", ""),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_that_says_something_else_than_names_is_refused(tmp_path: Path, name: str) -> None:
+    """``load_dataset`` reads what the card says; the class names of a card are those of the numbers."""
+    config, words = CARDS[name]
+    info = "dataset_info:\n  features: [{name: text, dtype: {class_label: {names: {'0': bad, '1': good}}}}]"
+    (tmp_path / "README.md").write_text(f"---\n{info}\nconfigs:\n- config_name: default\n  {config}\n---\n")
+    for file in ("train.csv", "other.csv", "sub/train.csv"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(f"text\n{file}\n")
+    if words:
+        assert words in refusal(lambda: columns(tmp_path))
+    else:
+        assert columns(tmp_path) == {"text": ["train.csv"]}
+        with open_split(part(tmp_path), "train") as table:
+            assert table.class_names == {"text": ["bad", "good"]}
 
 
 def test_two_synonyms_are_refused(tmp_path: Path) -> None:

@@ -234,6 +234,12 @@ WRONG: list[tuple[Columns, dict[str, Any], Columns, str]] = [
         r"row 1 .* 1.5, 0.5, which are no",
     ),
     ({"a": ["I think it is good.", "bad"]}, {"answers": ["a"]}, TWO, "the answer 'I think it is good.'.*\n.*bad, good"),
+    (
+        {"p_bad": [80, 5], "p_good": [20, 95]},
+        {"logits": ["p_bad", "p_good"]},
+        TWO,
+        r"these are .*\n.*task.probabilities",
+    ),
     ({"p_bad": [0.8, ""], "p_good": [0.1, ""]}, BOTH, TWO, r"row 0 .* 0.8, 0.1, .*\n.*set task.top_k"),
 ]
 

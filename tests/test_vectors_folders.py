@@ -16,7 +16,7 @@ from distill_runner.datasets.tokenization import save_tokenizer
 from distill_runner.models.build import build, load_model
 from distill_runner.models.config import Head, ModelConfig, VectorOptions
 from distill_runner.models.sources import resolve_source
-from distill_runner.models.vectors import POOLING_FLAGS
+from distill_runner.models.vectors import POOLING_FLAGS, read_sentence_folder
 from distill_runner.tasks import make_task
 from distill_runner.tasks.vectors.texts import TextRows, write_texts
 from distill_runner.training.data import predict
@@ -105,13 +105,26 @@ def test_the_padded_forward_gives_the_packed_vectors(tmp_path: Path) -> None:
         ({"pooling": {"pooling_mode": ["cls", "mean"]}}, r"pooling cls \+ mean"),
         ({"pooling": {"pooling_mode": "max"}}, "pooling max"),
         ({"dense": (4, "torch.nn.modules.activation.PReLU")}, "dense layer with PReLU"),
+        ({"dense": (4, "my_package.ReLU")}, r"dense layer with my_package\.ReLU"),
         ({"prompts": {"similarity_fn_name": "maxsim"}}, "similarity_fn_name=maxsim"),
+        ({"prompts": {"prompts": {"q": "a"}, "default_prompt_name": "Q"}}, "default_prompt_name=Q, but no prompt"),
     ],
 )
 def test_what_is_not_read_is_refused(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", **({"pooling": {"pooling_mode": "mean"}} | change))
     with pytest.raises(UserError, match=problem):
         own_vectors(folder, tmp_path / "texts")
+
+
+def test_modules_run_in_the_order_of_their_list(tmp_path: Path) -> None:
+    """As in sentence-transformers: the numbers say nothing, and the last module of a name takes its place."""
+    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"}, (5, "torch.nn.modules.activation.Tanh"))
+    *first, dense, normalize = json.loads((folder / "modules.json").read_text())
+    again = {**normalize, "name": dense["name"]}
+    for own, kinds in (([dense, normalize], "DN"), ([normalize, dense], "ND"), ([dense, again], "N")):
+        (folder / "modules.json").write_text(json.dumps([*first, *own]))
+        content: Any = read_sentence_folder(folder, "m")
+        assert "".join("N" if layer is None else "D" for layer in content.modules.layers) == kinds
 
 
 def task_with(**fields: Any) -> Any:
@@ -170,7 +183,8 @@ def test_padding_and_truncation_on_either_side(side: str, pooling: str, tmp_path
     saved = json.loads((tmp_path / "saved" / "tokenizer.json").read_text())
     assert (saved["truncation"]["max_length"], saved["truncation"]["direction"].lower()) == (16, side)
     assert saved["padding"] is None
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved").model_max_length == 16
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert (again.model_max_length, again.padding_side) == (16, "right")
 
 
 def test_longer_texts_than_the_folder_s_are_refused(tmp_path: Path) -> None:

@@ -145,6 +145,9 @@ def test_judgments_of_missing_texts_are_left_out_and_said(tmp_path: Path) -> Non
     assert examples.judgments.relevance.tolist() == [[0, 0, 1], [1, 2, 2]]
     expected = "dev: 2 judgments of queries or documents that the files lack, left out"
     assert task.account("dev", examples, []).warnings == [expected]
+    (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td3\t0\n")
+    expected = "dev: 1 of 2 queries without a relevant document left out, which trec_eval counts as 0"
+    assert task.account("dev", task.examples("dev"), []).warnings == [expected]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,9 @@ class ModelFolder:
             task = _task_of_others(source, options)
             folder = source_folder(source)
             unread = [*source.unread_keys, *(folder.unread_keys if folder else ())]
+            kind, own = source.config().problem_type, task.head.problem_type
+            if own and kind != own and (kind or own == "regression"):  # which activation pipelines put after outputs
+                unread.append(f"config.json: problem_type={json.dumps(kind)}")
         except UserError as error:
             raise error.with_key("folder" if error.key == ".model.source" else error.key) from error
         inputs, labels = " and ".join(task.columns), f" with the labels {', '.join(task.head.names or ())}"

@@ -59,6 +59,8 @@ _WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index
 FOLDER_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Name patterns of the weights that determine a folder's fingerprint."""
 CODE = ("*.py",)
+_RETURNED = {"output_attentions": False, "output_hidden_states": False}
+"""What a call of a model returns beside its outputs, whatever its folder says: some models could not be saved else."""
 
 
 def trusts_code() -> bool:
@@ -144,7 +146,7 @@ class ModelSource:
 
     @cached_property
     def _config(self) -> PreTrainedConfig:
-        config: PreTrainedConfig = (self.base or self).load(AutoConfig.from_pretrained, weights=False)
+        config: PreTrainedConfig = (self.base or self).load(AutoConfig.from_pretrained, weights=False, **_RETURNED)
         check_config(config, ".model.source", self.name)
         return config
 
@@ -222,6 +224,8 @@ class ModelSource:
         tokenizer = self.load(AutoTokenizer.from_pretrained, weights=False)
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # without files, transformers makes an empty tokenizer
             raise self._refusal("has no tokenizer", "Save it too: tokenizer.save_pretrained(folder).")
+        if not isinstance(length := tokenizer.model_max_length, int | float):
+            raise self._refusal(f"its tokenizer has model_max_length={length!r}, which is no number")
         if any(read_json(file).get("do_lower_case") for file in self.folder.glob(SENTENCE_LENGTHS)):
             backend = tokenizer.backend_tokenizer
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
@@ -289,6 +293,8 @@ class ModelSource:
         with opener as folder:
             if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
                 raise self._refusal("cannot be loaded: the folder holds no config.json", FOLDER_REMEDY)
+            if weights and "config" not in options:
+                options |= _RETURNED
             try:
                 return from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusts_code(), **options)
             except MemoryError:

@@ -89,7 +89,8 @@ def open_split(data: Dataset, split: str, download: bool = True) -> Iterator[Tab
     elif (folder := local_data(data)) is not None:
         files = split_files(folder, split, data)
         with reading_errors(data, split, origin := file_names(files)):
-            table = open_files(data, files, origin)
+            is_typed = folder.is_dir() and Path(data.dataset).expanduser().is_dir()  # others are as on the hub
+            table = open_files(data, files, origin, hub.check_card(data, split, folder, files) if is_typed else None)
             yield table
     else:
         # The cache of ``datasets`` identifies a file by path and time, which may be equal for different content

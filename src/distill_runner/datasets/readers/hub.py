@@ -3,7 +3,8 @@
 Only the files of the configuration and the split are downloaded: one of GLUE's ten tasks, or the split of IMDB in use.
 """
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from distill_runner.datasets.readers.files import file_format, local_data, missi
 from distill_runner.datasets.readers.table import class_names, library_errors
 
 CARD = "README.md"
+_KEYS_OF_FILES = {"config_name", "data_files", "data_dir", "default", "description", "version"}
+"""Keys of a configuration in a card that say which files it has; others say how to read them."""
 FILES_WITHOUT_ROWS = (CARD, ".huggingface.yaml", "dataset_infos.json", ".gitattributes")
 
 
@@ -118,6 +121,39 @@ def is_downloaded(data: Dataset, split: str) -> bool:
         return False
     _, patterns = _split_patterns(source, parse_split(name)[0], _card(commit.folder))
     return commit.folder.is_dir() and not hub.missing_files(commit, patterns)
+
+
+def check_card(data: Dataset, split: str, folder: Path, files: Sequence[Path]) -> dict[str, list[str]]:
+    """Return the names of classes by column in the card of a local folder, which must not name other files.
+
+    Args:
+        folder: folder of the configuration.
+        files: files of the split by their names.
+    Raises:
+        UserError: the card gives other files to the split, or says how to read them.
+    """
+    root = folder.parent if data.config else folder
+    card = _card(root)
+    try:
+        config, patterns = _split_patterns(data, split, card)
+    except UserError:  # the card has no such split
+        config, patterns = None, []
+    if config is not None and (split == "train" or isinstance(config.get("data_files", []), list)):
+        patterns = [f"{pattern}/*" if pattern.endswith("**") else pattern for pattern in patterns]
+        listed = {file for pattern in patterns for file in root.glob(pattern.lstrip("/")) if file_format(file)}
+        options = [key for key, value in config.items() if key not in _KEYS_OF_FILES and value not in (0, False)]
+        problem = f"has {options[0]}={config[options[0]]!r} in its {CARD}, which is not read" if options else ""
+        if listed and ({*files} != listed if "data_files" in config else {*files} - listed):
+            names = (", ".join(sorted(os.path.relpath(file, root) for file in own)[:3]) for own in (listed, files))
+            problem = f"is {next(names)} in its {CARD}, but {next(names)} by name"
+        if problem:
+            raise UserError(data.split_key(split), split, problem, f"Correct or remove configs in {root / CARD}.")
+    infos = card.get("dataset_info") or []
+    infos = [info for info in (infos if isinstance(infos, list) else [infos]) if isinstance(info, Mapping)]
+    info = next((info for info in infos if info.get("config_name") in (None, data.config or "default")), {})
+    types = {one["name"]: one.get("dtype") for one in info.get("features") or ()}
+    labels = {name: kind["class_label"]["names"] for name, kind in types.items() if isinstance(kind, Mapping)}
+    return {name: [*names.values()] if isinstance(names, Mapping) else names for name, names in labels.items()}
 
 
 def _card(folder: Path) -> Mapping[str, Any]:

@@ -218,6 +218,11 @@ class RetrievalTask(VectorTask):
         if count := getattr(examples, "num_missing", 0):
             what = quantity(count, "judgment", ",")
             account.warnings.append(f"{split}: {what} of queries or documents that the files lack, left out")
+        if (judgments := getattr(examples, "judgments", None)) is not None:
+            own = judgments.relevance[judgments.relevance[:, 2] > 0, 0]
+            if count := examples.num_queries - len(np.unique(own)):
+                what = "without a relevant document left out, which trec_eval counts as 0"
+                account.warnings.append(f"{split}: {count:,} of {examples.num_queries:,} queries {what}")
         return account
 
     def _texts(self, split: str) -> dict[str, str]:
