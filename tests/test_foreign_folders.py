@@ -180,7 +180,7 @@ def test_what_a_folder_does_not_say_is_asked_for(
 def test_another_activation_of_pipelines_is_named(names: list[str], tmp_path: Path, caplog: Any) -> None:
     """The pipeline of transformers gives logits of a regression, and the sigmoid of a single output."""
     kind = "regression" if len(names) > 1 else None
-    options = {"num_labels": len(names), "id2label": dict(enumerate(names)), "problem_type": kind}
+    options: dict[str, Any] = {"num_labels": len(names), "id2label": dict(enumerate(names)), "problem_type": kind}
     save(tmp_path / "m", "classes", **options)
     ModelFolder.read(str(tmp_path / "m"))
     assert f"config.json: problem_type={json.dumps(kind)} is not read" in caplog.text

@@ -149,10 +149,11 @@ def check_card(data: Dataset, split: str, folder: Path, files: Sequence[Path]) -
         if problem:
             raise UserError(data.split_key(split), split, problem, f"Correct or remove configs in {root / CARD}.")
     infos = card.get("dataset_info") or []
-    infos = [info for info in (infos if isinstance(infos, list) else [infos]) if isinstance(info, Mapping)]
-    info = next((info for info in infos if info.get("config_name") in (None, data.config or "default")), {})
-    types = {one["name"]: one.get("dtype") for one in info.get("features") or ()}
-    labels = {name: kind["class_label"]["names"] for name, kind in types.items() if isinstance(kind, Mapping)}
+    infos = infos if isinstance(infos, list) else [infos]
+    own = [info for info in infos if info.get("config_name") in (None, data.config or "default")]
+    features = [feature for info in own[:1] for feature in info.get("features") or ()]
+    types = {one["name"]: one.get("dtype") or one.get("sequence") or one.get("list") for one in features}
+    labels = {name: kind["class_label"]["names"] for name, kind in types.items() if "class_label" in (kind or ())}
     return {name: [*names.values()] if isinstance(names, Mapping) else names for name, names in labels.items()}
 
 

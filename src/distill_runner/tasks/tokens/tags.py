@@ -199,9 +199,9 @@ def _require_types(typed: Sequence[str]) -> None:
     """Raise a UserError if two tags differ only in what looks like their roles, such as b-PER and i-PER."""
     for pattern in _LOOKS_LIKE_ROLE:
         matches = [(match, name) for name in typed if (match := pattern.fullmatch(name))]
-        begun, ended = ({match["type"]: name for match, name in matches if match[role]} for role in ("begin", "end"))
+        begun, ends = ({match["type"]: name for match, name in matches if match[role]} for role in ("begin", "end"))
         for match, name in matches:
-            others = {} if match["begin"] else ended | begun if match["inside"] else begun
+            others = {} if match["begin"] else ends | begun if match["inside"] else begun
             if other := others.get(match["type"]):
                 problem = f"has {other} and {name}, which look like positions in one type"
                 remedy = f"Write B-{match['type']} and I-{match['type']}, or if each is a type: "
