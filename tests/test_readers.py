@@ -408,7 +408,7 @@ CARDS = {
     "other files": ("data_files: [{split: train, path: other.csv}]", "is other.csv in its README.md, but train.csv"),
     "more files": ("data_files: [{split: train, path: ['train.csv', 'o*.csv']}]", "is other.csv, train.csv in its"),
     "a folder": ("data_dir: sub", "is sub/train.csv in its README.md, but train.csv by name"),
-    "a separator": ("data_files: [{split: train, path: train.csv}]\n  sep: ';'", "has sep=';' in its README.md"),
+    "a separator": ("data_files: [{split: train, path: train.csv}]\n  sep: ';'", "with {'sep': ';'} in its README.md"),
     "the same": ("data_files: [{split: train, path: train.csv}]", ""),
     "another split": ("data_files: [{split: test, path: train.csv}]", ""),
     "missing files": ("data_files: [{split: train, path: 'train-*'}]", ""),

@@ -220,9 +220,7 @@ def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.nda
 
 
 def draw_states(
-    layer_pairs: Mapping[int, int],
-    teacher: Mapping[int, np.ndarray],
-    students: Mapping[str, Mapping[int, np.ndarray]],
+    layer_pairs: Mapping[int, int], teacher: Mapping[int, np.ndarray], students: Mapping[str, Mapping[int, np.ndarray]]
 ) -> "Figure":
     """Draw, for each pair of layers, the states in a plane, and below it the students' distances from the teacher.
 

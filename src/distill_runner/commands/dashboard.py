@@ -81,9 +81,7 @@ def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]
             wr.WeavePanelSummaryTable(table_name="results"),
         ],
         "Scores by epoch": [curve(f"validation/{metric}", x="epoch") for metric in metric_names()],
-        "Scores by label": [
-            wr.WeavePanelSummaryTable(table_name=BY_CLASS),
-        ],
+        "Scores by label": [wr.WeavePanelSummaryTable(table_name=BY_CLASS)],
         "Losses": [curve(f"loss/{term}") for term in terms] + [curve("loss")],
         "Hyper-parameters": [
             *(wr.ScatterPlot(x=wr.SummaryMetric(name), y=score, log_x=name == _RATE or None) for name in names),

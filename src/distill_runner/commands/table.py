@@ -11,14 +11,7 @@ from distill_runner.commands.parser import write_file
 from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, select_results
 from distill_runner.report.compare import Comparison, compare, optimism
-from distill_runner.report.figures import (
-    comparison_figure,
-    curve_figure,
-    drawable,
-    save,
-    score_figure,
-    write_pictures,
-)
+from distill_runner.report.figures import comparison_figure, curve_figure, drawable, save, score_figure, write_pictures
 from distill_runner.report.file_comparison import compare_files, methods_of
 from distill_runner.report.formats import (
     WIDTH,

@@ -130,9 +130,8 @@ def _location(path: str) -> tuple[str, str | None]:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float | np.number | np.ndarray) and not isinstance(value, bool) and not np.ndim(value)
-    )
+    kinds = int | float | np.number | np.ndarray
+    return isinstance(value, kinds) and not isinstance(value, bool) and not np.ndim(value)
 
 
 def _as_column(outputs: np.ndarray, labels: np.ndarray, feature: Any) -> np.ndarray:

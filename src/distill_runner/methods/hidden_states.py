@@ -459,9 +459,7 @@ class PooledStateLoss(LayeredTerm):
             Assumption("the layer-wise variant; the paper has both", "RAIL-KD", "layers"),
         ] = "layers",
         width: Annotated[
-            int | None,
-            Field(ge=1),
-            Assumption("the maps keep the student's width, and have biases", "RAIL-KD", None),
+            int | None, Field(ge=1), Assumption("the maps keep the student's width, and have biases", "RAIL-KD", None)
         ] = None,
         over_layers: Annotated[
             Literal["sum", "mean"], Assumption("the losses of layers have equal weights and are added", "RAIL-KD")

@@ -16,13 +16,7 @@ from distill_runner.models.features import EncoderShape
 from distill_runner.models.images import reads_images
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
 from distill_runner.models.static import StaticModel, fill_table
-from distill_runner.models.vectors import (
-    SentenceEncoder,
-    VectorModules,
-    saved_settings,
-    source_folder,
-    vector_modules,
-)
+from distill_runner.models.vectors import SentenceEncoder, VectorModules, saved_settings, source_folder, vector_modules
 from distill_runner.models.weights import require_all
 
 if TYPE_CHECKING:
@@ -53,6 +47,8 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None, source:
     if source is None and model.source is not None:
         source = resolve_source(model.source)
     network = _network(model, head, vocab_size, source)
+    # What its calls return beside the outputs, which some models cannot save.
+    network.config.output_attentions = network.config.output_hidden_states = False
     if head.vectors is None:
         return network
     settings = saved_settings(head.vectors, source_folder(source))
@@ -101,9 +97,7 @@ def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: Mod
     if model.layers == "static" and source is not None:
         return _static(model, config, source)
     head.describe(config)
-    if (
-        source is not None and model.layers != "random" and reads_images(config)
-    ):  # with all of its layers and a new head
+    if source is not None and model.layers != "random" and reads_images(config):  # all layers, and a new head
         network = _load(source, auto, model, config=config, ignore_mismatched_sizes=True)
         output_layer(network).reset_parameters()  # with as many classes, the weights would be those of another task
         return network

@@ -59,8 +59,6 @@ _WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index
 FOLDER_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Name patterns of the weights that determine a folder's fingerprint."""
 CODE = ("*.py",)
-_RETURNED = {"output_attentions": False, "output_hidden_states": False}
-"""What a call of a model returns beside its outputs, whatever its folder says: some models could not be saved else."""
 
 
 def trusts_code() -> bool:
@@ -146,7 +144,7 @@ class ModelSource:
 
     @cached_property
     def _config(self) -> PreTrainedConfig:
-        config: PreTrainedConfig = (self.base or self).load(AutoConfig.from_pretrained, weights=False, **_RETURNED)
+        config: PreTrainedConfig = (self.base or self).load(AutoConfig.from_pretrained, weights=False)
         check_config(config, ".model.source", self.name)
         return config
 
@@ -293,8 +291,6 @@ class ModelSource:
         with opener as folder:
             if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
                 raise self._refusal("cannot be loaded: the folder holds no config.json", FOLDER_REMEDY)
-            if weights and "config" not in options:
-                options |= _RETURNED
             try:
                 return from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusts_code(), **options)
             except MemoryError:

@@ -114,10 +114,7 @@ def read_report(source: ModelSource, model: ModelConfig, head: Head) -> WeightsR
 
 @lru_cache(maxsize=64)
 def _read_report(
-    source: ModelSource,
-    shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    auto_name: str,
-    keeps_head: bool,
+    source: ModelSource, shapes: tuple[tuple[str, tuple[int, ...]], ...], auto_name: str, keeps_head: bool
 ) -> WeightsReport | None:
     config = source.config()
     auto: Any = getattr(transformers, auto_name)

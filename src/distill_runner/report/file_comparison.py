@@ -461,9 +461,8 @@ def _regression(metric: str, gold: Values, files: Sequence[Values], order: Seque
         texts = [label_text(value) for value in file.values]
         if not texts or (other := next((text for text in texts if not _NUMBER.fullmatch(text)), None)) is not None:
             problem = f"has '{other}', which is no finite number" if texts else "has no column of numbers"
-            raise UserError(
-                "--predictions", file.file, problem, "Repair it, or if these are labels: --type classification"
-            )
+            remedy = "Repair it, or if these are labels: --type classification"
+            raise UserError("--predictions", file.file, problem, remedy)
         numbers.append(np.array(texts, dtype=np.float64))
     return [Scored(Predictions("outputs", own[:, None], numbers[0]), own) for own in numbers[1:]]
 
@@ -482,9 +481,8 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
             row = next(row for row, size in enumerate(sizes) if size != len(rows[0][row]))
             problem = f"has {sizes[row]} tags in row {row}, and {gold.file} has {len(rows[0][row])}"
         if problem:
-            raise UserError(
-                "--predictions", file.file, problem, "Predict a tag for each word, or spans as in the data."
-            )
+            remedy = "Predict a tag for each word, or spans as in the data."
+            raise UserError("--predictions", file.file, problem, remedy)
         if has_spans or kinds[0]:
             parts.append([{(one["start"], one["end"], one["label"]) for one in value} for value in own])
             continue

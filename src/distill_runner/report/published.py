@@ -279,9 +279,8 @@ def _is(checkpoint: str | None, teacher: str) -> bool:
 
 def _agrees(cell: PublishedCell, stated: Mapping[str, str]) -> bool:
     """Whether the run has the settings of the cell's variant; a cell without mapping (attention, heads) accepts any."""
-    return all(
-        any(stated.get(key, "-") == _text(name) for name in names.split("|")) for key, names in cell.variant.items()
-    )
+    settings = cell.variant.items()
+    return all(any(stated.get(key, "-") == _text(name) for name in names.split("|")) for key, names in settings)
 
 
 def _text(value: Any) -> str:

@@ -277,9 +277,8 @@ def read_answer(value: Any, class_names: Collection[str]) -> Any:
 
 def _names_classes(answer: Any, class_names: Collection[str]) -> bool:
     """Return whether an answer is the name of a class, or a list of such names."""
-    return all(
-        normalized_label(str(name)) in class_names for name in (answer if isinstance(answer, list) else [answer])
-    )
+    names = answer if isinstance(answer, list) else [answer]
+    return all(normalized_label(str(name)) in class_names for name in names)
 
 
 def class_of_column(column: str, names: Sequence[str]) -> int | None:

@@ -40,9 +40,7 @@ class WorkerLost(TrainingError):
 class UnequalStart(TrainingError):
     """The processes of a group would not train the same model, since they start from different states."""
 
-    remedy = (
-        "Another machine may see an old file: repeat the command. Else compare versions of torch and of this package."
-    )
+    remedy = "One may see an old file: repeat the command. Else compare versions of torch and of this package."
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,7 @@ IMAGE_FORMATS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 OTHER_FORMATS = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save the sheet as CSV, in UTF-8 if there is a choice."),
     **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), "Unpack it."),
-    **dict.fromkeys(
-        (".pkl", ".pickle", ".feather", ".h5", ".orc", ".avro", ".xml"), "Save it as Parquet or JSON lines."
-    ),
+    **dict.fromkeys((".pkl", ".pickle", ".feather", ".h5", ".orc", ".avro", ".xml"), "Save it as Parquet or JSON."),
 }
 """Extensions of other files with data -> what to do with them."""
 FORMAT_NAMES = ", ".join(DATA_FORMATS)

@@ -141,20 +141,18 @@ def check_card(data: Dataset, split: str, folder: Path, files: Sequence[Path]) -
     if config is not None and (split == "train" or isinstance(config.get("data_files", []), list)):
         patterns = [f"{pattern}/*" if pattern.endswith("**") else pattern for pattern in patterns]
         listed = {file for pattern in patterns for file in root.glob(pattern.lstrip("/")) if file_format(file)}
-        options = [key for key, value in config.items() if key not in _KEYS_OF_FILES and value not in (0, False)]
-        problem = f"has {options[0]}={config[options[0]]!r} in its {CARD}, which is not read" if options else ""
-        if listed and ({*files} != listed if "data_files" in config else {*files} - listed):
+        options = {key: value for key, value in config.items() if key not in _KEYS_OF_FILES}
+        if options or (listed and ({*files} != listed if "data_files" in config else {*files} - listed)):
             names = (", ".join(sorted(os.path.relpath(file, root) for file in own)[:3]) for own in (listed, files))
-            problem = f"is {next(names)} in its {CARD}, but {next(names)} by name"
-        if problem:
+            rest = f" with {options}" if options else ""
+            problem = f"is {next(names)}{rest} in its {CARD}, but {next(names)} by name"
             raise UserError(data.split_key(split), split, problem, f"Correct or remove configs in {root / CARD}.")
     infos = card.get("dataset_info") or []
-    infos = infos if isinstance(infos, list) else [infos]
+    infos = [*infos] if isinstance(infos, list) else [infos]
     own = [info for info in infos if info.get("config_name") in (None, data.config or "default")]
     features = [feature for info in own[:1] for feature in info.get("features") or ()]
-    types = {one["name"]: one.get("dtype") or one.get("sequence") or one.get("list") for one in features}
-    labels = {name: kind["class_label"]["names"] for name, kind in types.items() if "class_label" in (kind or ())}
-    return {name: [*names.values()] if isinstance(names, Mapping) else names for name, names in labels.items()}
+    types = {one["name"]: one.get("dtype") or one.get("sequence") or one.get("list") or () for one in features}
+    return {name: [*kind["class_label"]["names"].values()] for name, kind in types.items() if "class_label" in kind}
 
 
 def _card(folder: Path) -> Mapping[str, Any]:

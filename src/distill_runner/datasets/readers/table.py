@@ -20,18 +20,8 @@ Row = dict[str, Any]
 ROWS_AT_ONCE = 1000
 DAMAGED = "The file is damaged, incomplete or of another format than its name says: download or write it again."
 
-TEXT, DIGITS, NUMBER, FLAG, LIST, MAPPING, BYTES, TIME, EMPTY, MIXED = (
-    "text",
-    "numbers as text",
-    "number",
-    "true or false",
-    "list",
-    "mapping",
-    "bytes",
-    "time",
-    "empty",
-    "mixed",
-)
+TEXT, DIGITS, NUMBER, FLAG = "text", "numbers as text", "number", "true or false"
+LIST, MAPPING, BYTES, TIME, EMPTY, MIXED = "list", "mapping", "bytes", "time", "empty", "mixed"
 """Types of columns, from all their values."""
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 

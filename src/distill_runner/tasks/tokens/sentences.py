@@ -217,9 +217,8 @@ def read_sentences(
         if marks is not None and answers and answers[number] in ("reject", "ignore"):
             reader.note("texts without an accepted annotation are left out", f"in row {number}")
         else:
-            items.append(
-                reader.sentence(f"in row {number}", value, None if marks is None else marks[number], marks is not None)
-            )
+            mark = None if marks is None else marks[number]
+            items.append(reader.sentence(f"in row {number}", value, mark, marks is not None))
     remarks = [f"{len(places):,} {text}, first {places[0]}" for text, places in reader.decisions.items()]
     other = next((unit for unit in UNITS if reader.misfits[unit] == 0 < reader.misfits["characters"]), None)
     return Sentences(items, split, marks is not None, remarks, other if offsets is None else None)
@@ -295,9 +294,7 @@ class _Reader:
         marks = mark.get("entities") if isinstance(mark, Mapping) else mark
         if not isinstance(marks, list | tuple):
             problem = f"a {type(mark).__name__} instead of a list of tags or spans"
-            self.refuse(
-                problem, line, "Words and tags are lists, such as ['O', 'B-PER']; spans have start, end and label."
-            )
+            self.refuse(problem, line, "Tags are lists, such as ['O', 'B-PER']; spans have start, end and label.")
         spans = set()
         for entry in marks:
             first, last, label, quote = self.raw_span(entry, line)
@@ -359,9 +356,8 @@ class _Reader:
                     self.note(f"spans count in {UNITS[unit]}, as their texts show", line)
                 return first, last
         if self.offsets is None:
-            self.refuse(
-                f"a span of '{text[begin:end][:40]}' whose text is '{quote[:40]}'", line, "Repair or remove it."
-            )
+            problem = f"a span of '{text[begin:end][:40]}' whose text is '{quote[:40]}'"
+            self.refuse(problem, line, "Repair or remove it.")
         self.note("spans have another text than the one that they name", line)
         return first, last
 

@@ -31,7 +31,7 @@ INVENTORIES = ("BI", "BIES", "BMES", "BILU")
 SPELLINGS = tuple(form for mark in "-_/.:|" for form in (f"{{0}}{mark}{{1}}", f"{{1}}{mark}{{0}}"))
 """How tags are written, as formats of the letter of a role and of a type, the most usual first: B-PER, PER-B, B_PER."""
 _ROLE = (
-    "(?P<begin>b|begin|beginning|start|first)|(?P<inside>i|in|inside|m|middle)|(?P<end>e|end|l|last)|s|single|u|unit"
+    "(?P<begin>b(egin(ning)?)?|start|first)|(?P<inside>in?|inside|m(iddle)?)|(?P<end>e(nd)?|l(ast)?)|s(ingle)?|u(nit)?"
 )
 _LOOKS_LIKE_ROLE = (
     re.compile(rf"\W*(?i:{_ROLE})[\W_]+(?P<type>.+?)\W*"),
@@ -224,9 +224,8 @@ def parse_tags(names: Sequence[str]) -> list[tuple[int, str]] | None:
     if is_mixed or ({"B", "I"} & {*typed} != {"I"} and typed and all(map(_MISSPELLED.fullmatch, typed))):
         other = next(name for name in typed if name not in prefixed)
         problem = f"has tags without a prefix in front of a type, such as {other}"
-        raise UserError(
-            "task.label", None, problem, "Write all as B-PER and I-PER, or none; one type needs a name too."
-        )
+        remedy = "Write all as B-PER and I-PER, or none; one type needs a name too."
+        raise UserError("task.label", None, problem, remedy)
     return None
 
 
@@ -341,10 +340,8 @@ class TagScores:
 
     def by_type(self) -> dict[str, dict[str, float]]:
         """Return precision, recall, F1 and number of entities of each type that is predicted or in the data."""
-        rows = {}
-        for name, (right, predicted, actual) in zip(
-            self.tagset.type_names, self.counts.sum(axis=0).tolist(), strict=True
-        ):
+        rows, totals = {}, self.counts.sum(axis=0).tolist()
+        for name, (right, predicted, actual) in zip(self.tagset.type_names, totals, strict=True):
             if predicted or actual:
                 shares = {"precision": right / max(predicted, 1), "recall": right / max(actual, 1)}
                 rows[name] = shares | {"f1": 2 * right / (predicted + actual), "support": actual}

@@ -219,10 +219,10 @@ class RetrievalTask(VectorTask):
             what = quantity(count, "judgment", ",")
             account.warnings.append(f"{split}: {what} of queries or documents that the files lack, left out")
         if (judgments := getattr(examples, "judgments", None)) is not None:
-            own = judgments.relevance[judgments.relevance[:, 2] > 0, 0]
-            if count := examples.num_queries - len(np.unique(own)):
-                what = "without a relevant document left out, which trec_eval counts as 0"
-                account.warnings.append(f"{split}: {count:,} of {examples.num_queries:,} queries {what}")
+            served = {query for query, _, gain in judgments.relevance.tolist() if gain > 0}
+            what = "without a relevant document left out, which trec_eval counts as 0"
+            counts = f"{examples.num_queries - len(served):,} of {examples.num_queries:,} queries"
+            account.warnings += [f"{split}: {counts} {what}"] * (len(served) < examples.num_queries)
         return account
 
     def _texts(self, split: str) -> dict[str, str]:
