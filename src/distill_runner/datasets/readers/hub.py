@@ -151,8 +151,8 @@ def check_card(data: Dataset, split: str, folder: Path, files: Sequence[Path]) -
     infos = [*infos] if isinstance(infos, list) else [infos]
     own = [info for info in infos if info.get("config_name") in (None, data.config or "default")]
     features = [feature for info in own[:1] for feature in info.get("features") or ()]
-    types = {one["name"]: one.get("dtype") or one.get("sequence") or one.get("list") or () for one in features}
-    return {name: [*kind["class_label"]["names"].values()] for name, kind in types.items() if "class_label" in kind}
+    kinds: Any = {one["name"]: one.get("dtype") or one.get("sequence") or one.get("list") or () for one in features}
+    return {name: [*kind["class_label"]["names"].values()] for name, kind in kinds.items() if "class_label" in kind}
 
 
 def _card(folder: Path) -> Mapping[str, Any]:
