@@ -10,8 +10,8 @@ import pytest
 from distill_runner.common.errors import UserError
 from distill_runner.common.terminal import Undefined
 from distill_runner.compose.command_line import expand_shorthand
-from distill_runner.datasets import metrics as own
 from distill_runner.datasets.evaluate_metrics import external_metric, hub_name, is_external
+from distill_runner.datasets.metrics import METRICS
 from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.questions.task import QuestionsTask
 
@@ -63,13 +63,19 @@ F1 = "{'f1': f1_score(references, predictions, **options)}"
 @pytest.mark.parametrize(
     ("body", "suffix", "predictions", "data", "ours"),
     [
-        (F1, "", "Value('int32')", BINARY, own.f1),
-        (F1, "?average=macro", "Value('int32')", (OUTPUTS, LABELS), own.f1_macro),
-        (F1, "?average=weighted", "Value('int32')", (OUTPUTS, LABELS), own.f1_weighted),
-        (F1, "/multilabel?average=micro", "Value('int32')", SETS, own.f1_micro),
-        ("{'a': 1.0, 'm': matthews_corrcoef(references, predictions)}", ":m", "Value('int64')", BINARY, own.matthews),
-        ("{'auc': roc_auc_score(references, predictions)}", "", "Value('float32')", BINARY, own.auc),
-        ("{'r': pearsonr(predictions, references)[0]}", "", "Value('float32')", SCORES, own.pearson),
+        (F1, "", "Value('int32')", BINARY, METRICS["f1"]),
+        (F1, "?average=macro", "Value('int32')", (OUTPUTS, LABELS), METRICS["f1_macro"]),
+        (F1, "?average=weighted", "Value('int32')", (OUTPUTS, LABELS), METRICS["f1_weighted"]),
+        (F1, "/multilabel?average=micro", "Value('int32')", SETS, METRICS["f1_micro"]),
+        (
+            "{'a': 1.0, 'm': matthews_corrcoef(references, predictions)}",
+            ":m",
+            "Value('int64')",
+            BINARY,
+            METRICS["matthews"],
+        ),
+        ("{'auc': roc_auc_score(references, predictions)}", "", "Value('float32')", BINARY, METRICS["auc"]),
+        ("{'r': pearsonr(predictions, references)[0]}", "", "Value('float32')", SCORES, METRICS["pearson"]),
     ],
 )
 def test_the_number_is_ours(
@@ -81,7 +87,7 @@ def test_the_number_is_ours(
 
 def test_percent_becomes_a_fraction(tmp_path: Path) -> None:
     body = "{'m': 100 * sum(p == r for p, r in zip(predictions, references)) / len(references)}"
-    assert external_metric(module(tmp_path / "m", body))(*BINARY) == pytest.approx(own.accuracy(*BINARY))
+    assert external_metric(module(tmp_path / "m", body))(*BINARY) == pytest.approx(METRICS["accuracy"](*BINARY))
 
 
 def test_scores_are_not_cut_to_whole_numbers(tmp_path: Path) -> None:

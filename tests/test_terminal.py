@@ -92,3 +92,17 @@ def test_a_total_of_rounded_parts_is_the_sum_of_their_texts(parts: tuple[float, 
     total = duration(sum(map(terminal.rounded, parts)))
     assert float(total.split()[0]) == pytest.approx(sum(numbers), abs=1e-9)
     assert total.split()[1] == duration(parts[0]).split()[1]
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_results_are_as_wide_as_the_terminal_and_80_columns_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    line = "  pretrain 9ef4e52ea7184545  64 s  corpus embedded: 12 layers x 64 from fresh; masked_lm and more " * 2
+    assert terminal.output_width() == 80
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    terminal.show(line)
+    lines = screen.getvalue().splitlines()
+    assert " ".join(" ".join(lines).split()) == " ".join(line.split()), "words are whole"
+    assert width - 12 < max(map(len, lines)) <= width == terminal.output_width()

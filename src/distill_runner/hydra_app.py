@@ -86,11 +86,13 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         raise explain(error, arguments) or error from error
     finally:
         if folders:
+            from distill_runner.common.terminal import output_width
             from distill_runner.report.collect import read_results
             from distill_runner.report.formats import terminal
             from distill_runner.report.frame import tabulate
 
-            print(terminal(tabulate(read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())]))))
+            results = read_results([*dict.fromkeys(folder for folder in folders if folder.is_dir())])
+            print(terminal(tabulate(results), width=output_width()))
     if raised:
         raise raised.pop()
     if {"failed", "killed"} & {*states} and folders:

@@ -9,12 +9,12 @@ from textwrap import fill
 
 from distill_runner.commands.parser import write_file
 from distill_runner.common.errors import UserError
+from distill_runner.common.terminal import WIDTH, output_width
 from distill_runner.report.collect import Result, select_results
 from distill_runner.report.compare import Comparison, compare, optimism
 from distill_runner.report.figures import comparison_figure, curve_figure, drawable, save, score_figure, write_pictures
 from distill_runner.report.file_comparison import compare_files, methods_of
 from distill_runner.report.formats import (
-    WIDTH,
     as_csv,
     as_mapping,
     as_markdown,
@@ -44,7 +44,7 @@ def show_table(options: Namespace) -> None:
     table = tabulate(results, options.split)
     comparisons = [*optimism(table), *compare(table, *options.compare, margin=options.margin)]
     formats = {
-        "terminal": lambda: terminal(table, comparisons) + "\n",
+        "terminal": lambda: terminal(table, comparisons, WIDTH if options.out else output_width()) + "\n",
         "markdown": lambda: markdown(table, comparisons),
         "csv": lambda: as_csv(table),
         "latex": lambda: latex(table, comparisons),
@@ -76,11 +76,12 @@ def show_comparison(options: Namespace) -> None:
             comparisons = compare(table, options.rows, margin=options.margin, looks=options.looks)
         except UserError as error:
             raise error.with_key("compare") if error.key == "--compare" else error from error
+    width = WIDTH if options.out else output_width()
     if options.format == "picture":
         save(comparison_figure(comparisons), _picture(options.out))
         return
     formats = {
-        "terminal": lambda: "\n".join(fill(sentence(one), WIDTH, subsequent_indent="  ") for one in comparisons) + "\n",
+        "terminal": lambda: "\n".join(fill(sentence(one), width, subsequent_indent="  ") for one in comparisons) + "\n",
         "markdown": lambda: as_markdown(comparisons),
         "json": lambda: json.dumps(files.as_json() if files else [*map(as_mapping, comparisons)], indent=1) + "\n",
     }

@@ -15,11 +15,22 @@ from distill_runner.common.files import without_secrets
 log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_LINES = 15.0
+WIDTH = 80
 
 
 def terminal_width() -> int:
     """Return the columns of lines of text: those of the terminal, within 60 to 160."""
     return min(160, max(60, shutil.get_terminal_size((120, 24)).columns))
+
+
+def output_width() -> int:
+    """Return the columns of standard output: those of the terminal; of a file or a pipe, always ``WIDTH``."""
+    return terminal_width() if sys.stdout.isatty() else WIDTH
+
+
+def show(text: str) -> None:
+    """Print lines, on a terminal as wide as it is."""
+    print("\n".join(map(wrapped, text.splitlines())) if sys.stdout.isatty() else text)
 
 
 def wrapped(line: str) -> str:

@@ -1,6 +1,7 @@
 """Metrics of predictions: those of GLUE and others, as fractions (a report multiplies by 100)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -63,24 +64,32 @@ def _by_class(sums: np.ndarray) -> np.ndarray:
 
 
 def _f1(sums: np.ndarray) -> np.ndarray:
+    """F1 of class 1 of two classes."""
     return f1_of_counts(_by_class(sums)[..., 1, :])
 
 
 def _f1_micro(sums: np.ndarray) -> np.ndarray:
+    """F1 over all pairs of an example and a label."""
     return f1_of_counts(_by_class(sums).sum(axis=-2))
 
 
 def _f1_macro(sums: np.ndarray) -> np.ndarray:
+    """Unweighted mean of the F1 of the classes or labels that are predicted or present."""
     counts = _by_class(sums)
     return ratio(f1_of_counts(counts).sum(axis=-1), (counts[..., 1:].sum(axis=-1) > 0).sum(axis=-1))
 
 
 def _f1_weighted(sums: np.ndarray) -> np.ndarray:
+    """Mean of the F1 of all classes, weighted by the number of examples of each class.
+
+    Source: Internal representations, Table 1. Only this average fits the table's pairs of accuracy and "F1".
+    """
     counts = _by_class(sums)
     return (counts[..., 2] * f1_of_counts(counts)).sum(axis=-1) / counts[..., 2].sum(axis=-1)
 
 
 def _accuracy_f1(sums: np.ndarray) -> np.ndarray:
+    """Mean of accuracy and F1, by which GLUE ranks MRPC and QQP."""
     counts = _by_class(sums).sum(axis=-2)
     return (ratio(counts[..., 0], counts[..., 2]) + _f1(sums)) / 2
 
@@ -94,13 +103,17 @@ def _matthews(sums: np.ndarray) -> np.ndarray:
 
 
 def _errors(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the squared error of the probabilities, summed over classes, and 1: (N, 2)."""
     probabilities = softmax(outputs)
     probabilities[np.arange(len(labels)), labels] -= 1
     return np.stack([np.square(probabilities).sum(axis=1), np.ones(len(labels))], axis=1)
 
 
 def _gaps(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return correct minus confidence in the bin of the confidence, and 1: (N, BINS + 1)."""
+    """Return correct minus confidence in the bin of the confidence, and 1: (N, BINS + 1).
+
+    The expected calibration error (Guo et al. 2017) has 15 equal bins of the largest probability.
+    """
     probabilities = softmax(outputs)
     confidence, gaps = probabilities.max(axis=1), np.zeros((len(labels), BINS + 1))
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
@@ -121,6 +134,7 @@ def _rank_moments(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _pearson(sums: np.ndarray) -> np.ndarray:
+    """Pearson correlation, -1 to 1; of ranks it is Spearman's. GLUE ranks STS-B by the mean of both."""
     x, y, xx, xy, yy = np.moveaxis(sums[..., 1:] / sums[..., :1], -1, 0)
     variances = np.maximum(xx - x**2, 0) * np.maximum(yy - y**2, 0)
     return np.clip(ratio(xy - x * y, np.sqrt(variances)), -1, 1)
@@ -153,83 +167,27 @@ SUMMED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ScoreOfS
 """Statistics (N, S) of outputs and labels, and the score of their sums; of all metrics that have them."""
 
 
-def _score(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
+def _undefined(name: str, outputs: np.ndarray, labels: np.ndarray) -> str:
+    """Return why a metric of ``SUMMED`` is 0 by convention; empty if it is defined."""
+    predicted = outputs.argmax(axis=-1)
+    if name in OF_SECOND_CLASS and not ((labels == 1) | (predicted == 1)).any():
+        return "the second class is neither predicted nor present"
+    if name == "matthews" and (np.ptp(predicted) == 0 or np.ptp(labels) == 0):
+        return "one class is predicted for all examples" if np.ptp(predicted) == 0 else "all examples have one class"
+    if name in ("f1_micro", "f1_macro") and not _class_counts(outputs, labels).any():
+        return "no label is predicted or present"
+    if name in ("pearson", "spearman", "pearson_spearman") and (np.ptp(outputs) == 0 or np.ptp(labels) == 0):
+        return "all predicted scores are equal" if np.ptp(outputs) == 0 else "all labels are equal"
+    return ""
+
+
+def _of_sums(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
     statistics, score = SUMMED[name]
-    return float(score(statistics(outputs, labels).sum(axis=0, dtype=np.float64)))
+    value = float(score(statistics(outputs, labels).sum(axis=0, dtype=np.float64)))
+    return Undefined(value, reason) if (reason := _undefined(name, outputs, labels)) else value
 
 
 # --- Metrics
-
-
-def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Share of examples whose largest output is that of the label."""
-    return float((outputs.argmax(axis=-1) == labels).mean())
-
-
-def f1(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """F1 of class 1 of two classes; undefined, 0, if class 1 is neither predicted nor present."""
-    if not (labels == 1).any() and not (outputs.argmax(axis=-1) == 1).any():
-        return Undefined(0.0, "the second class is neither predicted nor present")
-    return _score("f1", outputs, labels)
-
-
-def f1_weighted(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the F1 of all classes, weighted by the number of examples of each class.
-
-    Source: Internal representations, Table 1. Only this average fits the table's pairs of accuracy and "F1".
-    """
-    return _score("f1_weighted", outputs, labels)
-
-
-def f1_macro(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Unweighted mean of the F1 of the classes or labels that are predicted or present; undefined, 0, without one."""
-    return _of_labels("f1_macro", outputs, labels)
-
-
-def f1_micro(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """F1 over all pairs of an example and a label; undefined, 0, if no label is predicted or present."""
-    return _of_labels("f1_micro", outputs, labels)
-
-
-def _of_labels(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
-    are_some = _class_counts(outputs, labels).any()
-    return _score(name, outputs, labels) if are_some else Undefined(0.0, "no label is predicted or present")
-
-
-def matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Matthews correlation of classes, -1 to 1; undefined, 0, if only one class is predicted or present."""
-    predicted = outputs.argmax(axis=-1)
-    if (predicted == predicted[0]).all():
-        return Undefined(0.0, "one class is predicted for all examples")
-    if (labels == labels[0]).all():
-        return Undefined(0.0, "all examples have one class")
-    return _score("matthews", outputs, labels)
-
-
-def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Pearson correlation of the single output with the score, -1 to 1; undefined, 0, if either is constant."""
-    return _correlation("pearson", outputs, labels)
-
-
-def spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Spearman rank correlation of the single output with the score, -1 to 1; undefined, 0, if one is constant."""
-    return _correlation("spearman", outputs, labels)
-
-
-def _correlation(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
-    if np.ptp(outputs) == 0:
-        return Undefined(0.0, "all predicted scores are equal")
-    return _score(name, outputs, labels) if np.ptp(labels) else Undefined(0.0, "all labels are equal")
-
-
-def accuracy_f1(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of accuracy and F1, by which GLUE ranks MRPC and QQP."""
-    return mean([accuracy(outputs, labels), f1(outputs, labels)])
-
-
-def pearson_spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of Pearson and Spearman correlation, by which GLUE ranks STS-B."""
-    return mean([pearson(outputs, labels), spearman(outputs, labels)])
 
 
 def mean(values: Sequence[float]) -> float:
@@ -237,11 +195,6 @@ def mean(values: Sequence[float]) -> float:
     value = fmean(values)
     reasons = [one.reason for one in values if isinstance(one, Undefined)]
     return Undefined(value, reasons[0]) if reasons else value
-
-
-def subset_accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Share of examples whose labels are all predicted correctly."""
-    return float(((outputs > 0) == (labels > 0)).all(axis=-1).mean())
 
 
 def mean_average_precision(outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -273,16 +226,6 @@ def one_against_rest(outputs: np.ndarray, labels: np.ndarray) -> list[tuple[np.n
     return [(labels == c, values) for c, values in zip(classes, softmax(outputs).T[classes.start :], strict=True)]
 
 
-def brier(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Squared error of the probabilities, summed over classes and averaged over examples: 0 to 2, lower is better."""
-    return _score("brier", outputs, labels)
-
-
-def ece(outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Expected calibration error (Guo et al. 2017) in 15 equal bins of the largest probability; lower is better."""
-    return _score("ece", outputs, labels)
-
-
 def softmax(outputs: np.ndarray) -> np.ndarray:
     """Return the probabilities of classes, float64, of shape (N, C) as their logits."""
     shares = np.exp(outputs.astype(np.float64) - outputs.max(axis=-1, keepdims=True))
@@ -294,14 +237,17 @@ LOWER_IS_BETTER = frozenset({"brier", "ece"})
 """Metrics that are reported but cannot select the best epoch, since selection takes the highest value."""
 
 
-CLASSIFICATION_METRICS: dict[str, Metric] = {
-    metric.__name__: metric for metric in (accuracy, f1, f1_weighted, matthews, f1_macro, auc, brier, ece, accuracy_f1)
-}
-REGRESSION_METRICS: dict[str, Metric] = {metric.__name__: metric for metric in (pearson, spearman, pearson_spearman)}
-MULTILABEL_METRICS: dict[str, Metric] = {
-    metric.__name__: metric for metric in (f1_micro, f1_macro, subset_accuracy, mean_average_precision)
-}
-METRICS = CLASSIFICATION_METRICS | REGRESSION_METRICS | MULTILABEL_METRICS
+METRICS: dict[str, Metric] = {name: partial(_of_sums, name) for name in SUMMED}
+METRICS |= {"auc": auc, "mean_average_precision": mean_average_precision}
+
+
+def _named(names: str) -> dict[str, Metric]:
+    return {name: METRICS[name] for name in names.split()}
+
+
+CLASSIFICATION_METRICS = _named("accuracy f1 f1_weighted matthews f1_macro auc brier ece accuracy_f1")
+REGRESSION_METRICS = _named("pearson spearman pearson_spearman")
+MULTILABEL_METRICS = _named("f1_micro f1_macro subset_accuracy mean_average_precision")
 
 
 def metric_function(name: str) -> Metric:

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
 from distill_runner.common.errors import format_value, quantity
 from distill_runner.common.files import atomic_replacement, without_paths
-from distill_runner.common.terminal import duration, markdown_table
+from distill_runner.common.terminal import WIDTH, duration, markdown_table, output_width
 from distill_runner.report.collect import Result, constant_prediction, label, pictures_of, settings, undefined_reason
 from distill_runner.report.compare import SAME, UNDECIDED, Comparison, compare, optimism
 from distill_runner.report.frame import COLUMNS, Cell, ResultTable, tabulate
@@ -306,7 +306,6 @@ def _p_text(value: float) -> str:
 
 # --- Pages and files
 
-WIDTH = 80
 MAX_REASONS = 20
 MAX_TESTS = 20
 """Most comparisons that a page makes on its own; each resamples the examples of its task."""
@@ -323,9 +322,8 @@ def write_report(results: Sequence[Result], folder: Path, title: str, pictures: 
     """
     table = tabulate(results)
     comparisons = optimism(table)
-    text = terminal(table, comparisons)
     files = {
-        "txt": text + "\n",
+        "txt": terminal(table, comparisons) + "\n",
         "md": f"# {title}\n\n{markdown(table, comparisons)}",
         "csv": as_csv(table),
         "tex": latex(table, comparisons),
@@ -335,7 +333,7 @@ def write_report(results: Sequence[Result], folder: Path, title: str, pictures: 
     for extension, content in files.items():
         with atomic_replacement(folder / f"table.{extension}") as partial:
             partial.write_text(content, encoding="utf-8")
-    return text
+    return terminal(table, comparisons, output_width())
 
 
 # --- Text for a terminal
@@ -353,44 +351,44 @@ def result_row(result: Result) -> str:
         layers=quantity(result["student"]["num_layers"], "layer"),
         seconds=duration(result["seconds"]),
         not_comparable=NOT_COMPARABLE,
-        wrapped=lambda text: textwrap.fill(text, WIDTH, initial_indent=13 * " ", subsequent_indent=13 * " "),
+        wrapped=lambda text: textwrap.fill(text, output_width(), initial_indent=13 * " ", subsequent_indent=13 * " "),
     )
 
 
-def terminal(table: ResultTable, comparisons: Sequence[Comparison] = ()) -> str:
-    """Return the table in 80 columns, with the best point of each grid, comparisons, and why runs have not finished."""
+def terminal(table: ResultTable, comparisons: Sequence[Comparison] = (), width: int = WIDTH) -> str:
+    """Return the table in ``width`` columns, with grids' best points, comparisons, and why runs have not finished."""
     if not table.rows:
         return "no results of students"
-    parts = [*_blocks(*table_lines(table)), *(textwrap.fill(note, WIDTH) for note in notes(table))]
+    parts = [*_blocks(*table_lines(table), width), *(textwrap.fill(note, width) for note in notes(table))]
     for title, sentences in sections(table, comparisons).items():
         if title == "Not finished":
             rest = [f"and {len(sentences) - MAX_REASONS} more"] if len(sentences) > MAX_REASONS else []
-            lines = [one if len(one) <= WIDTH else f"{one[: WIDTH - 1]}…" for one in [*sentences[:MAX_REASONS], *rest]]
+            lines = [one if len(one) <= width else f"{one[: width - 1]}…" for one in [*sentences[:MAX_REASONS], *rest]]
         else:
             indent = "" if title == "Comparisons" else "  "
             indents: dict[str, Any] = {"initial_indent": indent, "subsequent_indent": f"{indent}  "}
             lines = [f"{title}:"] if indent else []
-            lines += [textwrap.fill(one, WIDTH, **indents) for one in sentences]
+            lines += [textwrap.fill(one, width, **indents) for one in sentences]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
-def _blocks(columns: Sequence[str], lines: Sequence[Line]) -> list[str]:
+def _blocks(columns: Sequence[str], lines: Sequence[Line], screen: int) -> list[str]:
     """Split the table into as few blocks of columns as the width allows, of nearly equal size."""
     names = [f"  {line.name}" if line.is_detail else line.name for line in lines]
     texts = [[line.text(column) for column in columns] for line in lines]
     # A text without a closing bracket ends in a blank, so that all numbers end in one place.
     cells = [[text if text.endswith(")") else f"{text} " for text in of_line] for of_line in texts]
-    name_width = min(1 + max(map(len, names)), WIDTH // 2)
+    name_width = min(1 + max(map(len, names)), screen // 2)
     width = 1 + max(len(text) for of_line in [[f"{column} " for column in columns], *cells] for text in of_line)
-    most_columns = max(1, (WIDTH + 1 - name_width) // width)  # + 1: the trailing blank of a line is cut off
+    most_columns = max(1, (screen + 1 - name_width) // width)  # + 1: the trailing blank of a line is cut off
     count = ceil(len(columns) / ceil(len(columns) / most_columns))
     blocks = []
     for start in range(0, len(columns), count):
         part = slice(start, start + count)
         block = [" " * name_width + "".join(f"{column + ' ':>{width}}" for column in columns[part])]
         for line_name, of_line in zip(names, cells, strict=True):
-            *wrapped, name = textwrap.wrap(line_name, WIDTH, subsequent_indent="  ", drop_whitespace=False)
+            *wrapped, name = textwrap.wrap(line_name, screen, subsequent_indent="  ", drop_whitespace=False)
             if len(name) >= name_width:
                 wrapped, name = [*wrapped, name], ""
             block += [*wrapped, name.ljust(name_width) + "".join(f"{text:>{width}}" for text in of_line[part])]

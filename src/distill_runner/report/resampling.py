@@ -6,7 +6,7 @@ interval is a bootstrap percentile interval, with an exact one where few example
 other, such as questions about one text, are swapped and drawn together, as one unit.
 
 Computations use float64 and a fixed seed, so results depend on the arguments alone. A sample is how often it has each
-example. A score is a function of sums over these counts, or of ranks, which follow from the counts' sums along the order
+example. A score is a function of sums over these counts, or of ranks, which follow from sums of the counts in the order
 of all examples; these are sorted once. Other metrics are computed draw by draw.
 """
 

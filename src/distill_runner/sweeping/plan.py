@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distill_runner.common.errors import quantity
-from distill_runner.common.terminal import duration, rounded
+from distill_runner.common.terminal import duration, rounded, show
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
@@ -71,21 +71,21 @@ def show_plan(grid: Grid, num_workers: int, retry_failed: bool) -> None:
     def name(overrides: Sequence[str]) -> str:
         return " ".join(override for override in overrides if override in varying) or "the only point"
 
-    def show(head: str, lines: Sequence[str]) -> None:
+    def show_lines(head: str, lines: Sequence[str]) -> None:
         if lines:
             more = [f"  ... and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-            print("\n".join([*filter(None, [head]), *lines[:MAX_LINES], *more]))
+            show("\n".join([*filter(None, [head]), *lines[:MAX_LINES], *more]))
 
     print(grid)
     possible = [point for point in points if point.error is None]
-    show("", [f"  {point.result()['status']:8} {name(point.overrides)}" for point in possible])
+    show_lines("", [f"  {point.result()['status']:8} {name(point.overrides)}" for point in possible])
     refused = [f"  {name(point.overrides)}\n    {point.error}" for point in points if point.error is not None]
-    show("cannot run, the others can:" if possible else "cannot run:", refused)
-    show("dropped by sweep.where:", [f"  {name(overrides)}" for overrides in grid.dropped])
+    show_lines("cannot run, the others can:" if possible else "cannot run:", refused)
+    show_lines("dropped by sweep.where:", [f"  {name(overrides)}" for overrides in grid.dropped])
     same = [f"  {name(point.overrides)}  =  {name(first.overrides)}" for point, first in grid.merged]
-    show("the same as another point:", same)
+    show_lines("the same as another point:", same)
     todo = [point for point in points if point.stage and not point.has_ended(retry_failed)]
-    show("", [*dict.fromkeys(line for point in todo if point.stage for line in position_warnings(point.stage))])
+    show_lines("", [*dict.fromkeys(line for point in todo if point.stage for line in position_warnings(point.stage))])
     if todo:
         _show_cost(todo, num_workers)
 
@@ -99,19 +99,19 @@ def _show_cost(todo: Sequence[GridPoint], num_workers: int) -> None:
     for stage in (missing.stage for missing in missing_stages(todo)):
         cost = estimator.cost(stage)
         costs.setdefault(stage.name, []).append(cost)
-        print(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {stage_summary(stage)}")
+        show(f"  {stage.name:8} {stage.key}  {duration(cost.seconds)}  {stage_summary(stage)}")
     students = [estimator.cost(point.stage) for point in todo if point.stage and not point.has(point.stage)]
     average = f", {duration(fmean(cost.seconds for cost in students))} each" if students else ""
     stored = f"; {len(todo) - len(students)} more are in the store" if len(todo) > len(students) else ""
-    print(f"  student  {quantity(len(students), 'point')}{average}{stored}")
+    show(f"  student  {quantity(len(students), 'point')}{average}{stored}")
     rounds = [*costs.values(), students]  # each round waits for the previous one
-    print(estimator.disk([cost for costs_of_round in rounds for cost in costs_of_round]))
+    show(estimator.disk([cost for costs_of_round in rounds for cost in costs_of_round]))
 
     def seconds(workers: int) -> str:
         return duration(sum(sum(cost.seconds for cost in part) / max(1, min(workers, len(part))) for part in rounds))
 
     with_several = f", {seconds(num_workers)} with {num_workers} workers" if num_workers > 1 else ""
-    print(f"time: {seconds(1)} with one worker{with_several}")
+    show(f"time: {seconds(1)} with one worker{with_several}")
 
 
 def cost_of_run(stage: Stage, store: Path, runtime: Runtime) -> str:

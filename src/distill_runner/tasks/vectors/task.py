@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from distill_runner.common.errors import UserError, format_list, override
 from distill_runner.common.files import file_sha256
 from distill_runner.common.terminal import AccountLine
-from distill_runner.datasets.metrics import pearson, require_finite, spearman
+from distill_runner.datasets.metrics import METRICS, require_finite
 from distill_runner.datasets.readers.content import SplitTable, inspect_columns, listed_names, read_table
 from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.tokenization import Examples
@@ -263,7 +263,7 @@ class EmbeddingsTask(VectorTask):
     method learns from it (``margin``).
     """
 
-    metric_functions: ClassVar = {"spearman": spearman, "pearson": pearson}
+    metric_functions: ClassVar = {name: METRICS[name] for name in ("spearman", "pearson")}
 
     type: Literal["embeddings"] = "embeddings"
 
