@@ -106,3 +106,11 @@ def test_results_are_as_wide_as_the_terminal_and_80_columns_in_a_file(
     lines = screen.getvalue().splitlines()
     assert " ".join(" ".join(lines).split()) == " ".join(line.split()), "words are whole"
     assert width - 12 < max(map(len, lines)) <= width == terminal.output_width()
+
+
+def test_a_failure_leaves_no_bar_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Screen())
+    with pytest.raises(KeyboardInterrupt), Stages({"teacher": 1.0}) as stages:
+        stages.bar("teacher").show({**VALUES, "share_done": 0.5}, 5, 0.5)
+        raise KeyboardInterrupt
+    assert stages.rich.tasks == []

@@ -80,6 +80,8 @@ class Stages(AbstractContextManager["Stages"]):
         if self.rich:
             if error is None:
                 self.complete()
+            for task in [task for task in self.rich.tasks if not task.finished]:
+                self.rich.remove_task(task.id)  # a bar that stands still, with a time left, after a failure
             self.rich.stop()
             for handler in self.streams:
                 handler.setStream(sys.stderr)
