@@ -1,52 +1,48 @@
-"""Batch normalisation over several processes: what one process computes over all examples."""
+"""Batch normalization in several processes: torch's own for GPUs, and refused on CPUs."""
 
-import numpy as np
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from distill_runner.models.images import CifarResNet, CifarResNetConfig
-from distill_runner.training.processes import (
-    SINGLE_PROCESS,
-    ProcessGroup,
-    SyncBatchNorm2d,
-    convert_sync_batch_norm,
-)
-from helpers.torchrun import in_processes
+from distill_runner.training.processes import ProcessGroup, share_batch_norm
 
 
-def update(group: ProcessGroup) -> dict[str, np.ndarray]:
-    """Return gradients and averages of a small network after one update, its examples shared out unevenly."""
-    torch.manual_seed(0)
-    model = CifarResNet(CifarResNetConfig(depth=8, id2label=dict(enumerate("abc")))).double()
-    images, labels = torch.randn(11, 3, 8, 8).double() * 3 + 5, torch.randint(0, 3, (11,))
-    convert_sync_batch_norm(model, group)
-    own = slice(0, 11) if group.size == 1 else slice(0, 7) if group.is_main else slice(7, 11)
-    loss = nn.functional.cross_entropy(model(images[own]).logits, labels[own], reduction="sum") / 11
-    loss.backward()
-    group.all_reduce_sum([p.grad for p in model.parameters() if p.grad is not None])
-    gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
-    return gradients | {name: buffer.numpy() for name, buffer in model.named_buffers()}
+@pytest.mark.parametrize("size", [1, 2])
+def test_processes_share_its_statistics(size: int) -> None:
+    model = CifarResNet(CifarResNetConfig(depth=8, id2label=dict(enumerate("abc"))))
+    names, outputs = [*model.state_dict()], model.eval()(torch.ones(2, 3, 8, 8)).logits
+    share_batch_norm(model, ProcessGroup(0, size), torch.device("cuda"))
+    kinds = {type(module) for module in model.modules()} & {nn.BatchNorm2d, nn.SyncBatchNorm}
+    assert kinds == {nn.SyncBatchNorm if size > 1 else nn.BatchNorm2d}
+    assert [*model.state_dict()] == names
+    assert model(torch.ones(2, 3, 8, 8)).logits.equal(outputs)
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_gradients_and_averages_of_one() -> None:
-    (alone,), both = in_processes(1, update), in_processes(2, update)
-    assert any("running_var" in name for name in alone)
-    for values in both:
-        assert values.keys() == alone.keys()
-        for name in alone:
-            np.testing.assert_allclose(values[name], alone[name], rtol=1e-9, atol=1e-11, err_msg=name)
-    assert all(np.array_equal(both[0][name], both[1][name]) for name in alone if "running" in name)
-
-
-def test_alone_nothing_is_replaced() -> None:
-    model = nn.Sequential(nn.BatchNorm2d(2))
-    convert_sync_batch_norm(model, SINGLE_PROCESS)
-    assert type(model[0]) is nn.BatchNorm2d
-
-
-def test_in_evaluation_it_is_torch_s_own() -> None:
-    shared, plain = SyncBatchNorm2d(4).eval(), nn.BatchNorm2d(4).eval()
-    images = torch.randn(3, 4, 5, 5)
-    assert torch.equal(shared(images), plain(images))
+def test_several_processes_on_cpus_are_refused(tmp_path: Path) -> None:
+    images = (
+        "task=demo_digits",
+        "teacher=resnet",
+        "teacher.depth=8",
+        "student=resnet8",
+        "method=nkd",
+        "optim.epochs=1",
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    ended = subprocess.run(
+        [*command, "distill_runner", *images, "runtime.device=cpu", f"store.dir={tmp_path}/store"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode
+    assert "runtime.device=cpu: several processes share batch normalization on GPUs only" in ended.stderr
+    assert ended.stderr.count("Traceback") == 1  # torchrun's own

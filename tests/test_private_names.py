@@ -20,6 +20,7 @@ PRIVATE = {
     "compose/command_line.py": "_internal",
     "models/attention.py": "_flash_attention_forward",
     "models/features.py": "_supports_attention_backend",
+    "training/devices.py": "_foreach_copy_",
 }
 """Private names of dependencies by file, at most six; the line that uses one says why, and a test fails without it."""
 PUBLIC = {"_replace", "_exit"}

@@ -30,17 +30,20 @@ def _kernels() -> Iterator[None]:
 def test_ragged_attention_is_the_padded_one(window: int | None, tokens: TokenSplit) -> None:
     batch = tokens.batch(range(12), None)
     bounds = torch.tensor([*batch.starts.tolist(), batch.num_tokens], dtype=torch.int32)
-    found = []
+    found, size = [], HEADS * SIZE
     for ragged in (RaggedAttention(bounds, int(bounds.diff().max())), None):
         generator = torch.Generator().manual_seed(0)
-        shape = (batch.num_tokens, 3 * HEADS * SIZE)
-        projected = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        shapes = [(batch.num_tokens, 3 * size), (batch.num_tokens, size), (12, size), (2 * size, size), (2 * size,)]
+        inputs = [torch.randn(one, generator=generator, dtype=torch.float64, requires_grad=True) for one in shapes]
+        projected, states, queries, weights, bias = inputs
         packed = PackedAttention(batch, HEADS, None)
         packed.ragged = ragged
         contexts = packed.attend(projected, 0.0, 4, window)
-        (contexts.sin() * contexts).sum().backward()
-        found.append((contexts, projected.grad))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
+        key, value = zip(weights.chunk(2), bias.chunk(2), strict=True)
+        first = packed.attend_first(states, queries, key, value, 0.0, 8)
+        ((contexts.sin() * contexts).sum() + (first.sin() * first).sum()).backward()
+        found.append((contexts, first, *(one.grad for one in inputs)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-10)
 
 
 def test_a_cpu_pads(tokens: TokenSplit) -> None:
@@ -57,10 +60,10 @@ def test_kernels_that_fail_in_training_are_not_used(fault: str | None, monkeypat
     def fail(*_: object) -> None:
         raise RuntimeError("no kernel")
 
-    def faulty(packed: RaggedAttention, qkv: Tensor, num_heads: int, p: float, window: int | None) -> Tensor:
+    def faulty(packed: RaggedAttention, q: Tensor, k: Tensor, v: Tensor, p: float, window: int | None) -> Tensor:
         if (fault == "dropout" and p) or (fault == "window" and window is not None):
             fail()
-        contexts = attend(packed, qkv, num_heads, p, window)
+        contexts = attend(packed, q, k, v, p, window)
         if fault == "backward":
             contexts.register_hook(fail)
         return contexts

@@ -21,7 +21,7 @@ NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
 
 class CUDAGraph:
-    """The calls of one recording, on the tensors that it saw."""
+    """The calls of one recording, on the tensors that it saw, and the number of their kernels."""
 
     current: "CUDAGraph | None" = None
     has_failed = False
@@ -32,6 +32,7 @@ class CUDAGraph:
         self.computed: list[Tensor] = []
         self.neighbors = [self]
         self.error = ""
+        self.kernels = 0
 
     def pool(self) -> list["CUDAGraph"]:
         return self.neighbors
@@ -93,6 +94,7 @@ def graph(
         yield
     finally:
         CUDAGraph.current, CUDAGraph.has_failed = None, bool(cuda_graph.error)
+        cuda_graph.kernels = COUNTS.launches.total() - launches.total()
         COUNTS.launches, COUNTS.copies = launches, copies
         for whole, original in cuda_graph.originals.values():
             whole.copy_(original)

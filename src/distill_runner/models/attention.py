@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, pad, scaled_dot_product_attention
+from torch.nn.functional import dropout, linear, pad, scaled_dot_product_attention
 
 from distill_runner.datasets.batches import Batch, DropoutMasks
 
@@ -39,7 +39,8 @@ class PackedAttention:
             window: maximum distance between a token and the tokens it attends to; None for all tokens.
         """
         if self.ragged is not None and qkv.shape[1] // (3 * self.num_heads) in _HEAD_SIZES:
-            return self.ragged.attend(qkv, self.num_heads, p, window)
+            q, k, v = qkv.unflatten(1, (3, self.num_heads, -1)).unbind(1)
+            return self.ragged.attend(q, k, v, p, window)
         contexts = []
         for group, mask in zip(self.groups, self._masks(window, qkv.dtype), strict=True):
             rows = qkv[group.tokens].index_select(0, group.gather.flatten())
@@ -66,7 +67,7 @@ class PackedAttention:
         p: float,
         site: int,
     ) -> Tensor:
-        """Return the contexts (B, H) of the first tokens without computing keys and values of all tokens.
+        """Return the contexts (B, H) of the first tokens; on padded groups, without keys and values of all tokens.
 
         q (W h) = (q W) h: the key weights multiply the few queries instead of every state. The value weights multiply
         the attention's weighted mean of the states. The key bias adds the same number to all scores of a query. Softmax
@@ -78,6 +79,9 @@ class PackedAttention:
             key, value: weight and bias of the key projection and of the value projection.
         """
         size = q_BH.shape[1] // self.num_heads
+        if self.ragged is not None and size in _HEAD_SIZES:  # few kernels take less time than few products
+            q, k, v = (x.unflatten(1, (-1, size)) for x in (q_BH, linear(h_TH, *key), linear(h_TH, *value)))
+            return self.ragged.attend(q, k, v, p)
         key_NdH, value_NdH = (weight.unflatten(0, (-1, size)) for weight, _ in (key, value))
         queries_BNH = (q_BH.unflatten(1, (-1, size)).transpose(0, 1) @ key_NdH).transpose(0, 1)
         means, sums = [], []
@@ -150,11 +154,18 @@ class RaggedAttention:
         bounds = pad(batch.starts.int(), (0, 1), value=batch.num_tokens)
         return cls(bounds, max(group.is_token.shape[1] for group in batch.groups))
 
-    def attend(self, qkv: Tensor, num_heads: int, p: float, window: int | None) -> Tensor:
-        """Return the contexts (T, H), as ``PackedAttention.attend`` does."""
-        queries, keys, values = qkv.unflatten(1, (3, num_heads, -1)).unbind(1)
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, p: float, window: int | None = None) -> Tensor:
+        """Return the contexts of all tokens (T, H), or of one query of each sequence (B, H).
+
+        Args:
+            queries: (T, N, d), or (B, N, d).
+            keys, values: (T, N, d).
+        """
+        bounds, longest = self.bounds, self.longest
+        if len(queries) < len(keys):
+            bounds, longest = torch.arange(len(bounds), dtype=torch.int32, device=bounds.device), 1
         context, *_ = torch.ops.aten._flash_attention_forward(  # private: public ones lack dropout
-            *(queries, keys, values, self.bounds, self.bounds, self.longest, self.longest, p, False, False),
+            *(queries, keys, values, bounds, self.bounds, longest, self.longest, p, False, False),
             window_size_left=window,
             window_size_right=window,
         )
@@ -171,8 +182,8 @@ def _has_kernels(device: torch.device) -> bool:
     try:
         with torch.random.fork_rng([device]), torch.inference_mode(False), torch.enable_grad():
             for window in (None, 1):
-                qkv = torch.zeros(2, 3 * 8, dtype=torch.bfloat16, device=device, requires_grad=True)
-                attention.attend(qkv, 1, 0.1, window).sum().backward()
+                token = torch.zeros(2, 1, 8, dtype=torch.bfloat16, device=device, requires_grad=True)
+                attention.attend(token, token, token, 0.1, window).sum().backward()
     except (AttributeError, RuntimeError):
         return False
     return True

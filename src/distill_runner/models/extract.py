@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -65,6 +65,17 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
         pooled_BH = call.model.base_model.pooler(call.example_states(h_TH)[:, None])
         features.next_sentence = call.model.cls.seq_relationship(pooled_BH)
     return features
+
+
+class Extraction(nn.Module):
+    """``extract`` as a module, which ``torch.func.functional_call`` calls with other weights."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, needs: FeatureRequest) -> Features:
+        return extract(self.model, batch, needs)
 
 
 @dataclass(frozen=True)

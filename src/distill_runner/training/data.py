@@ -69,13 +69,11 @@ def epoch_updates(
     An update has ``optim.accumulation`` batches, rounded up to a multiple of the number of processes. An update with
     fewer examples than that, at the end of an epoch, has one batch per example. Processes with one batch less than the
     others also compute a batch of another process at weight 0: all then have gradients of the same parameters, and
-    call ``SyncBatchNorm2d``, which waits for all processes, equally often.
+    call ``SyncBatchNorm``, which waits for all processes, equally often.
     """
-    batch_size = optim.batch_size
+    batch_size, order = optim.batch_size, epoch_order(len(data), seed, epoch)
     if optim.bucketing:
         order = bucketed_order(data.lengths, batch_size, seed, epoch)
-    else:
-        order = epoch_order(len(data), seed, epoch)
     passes = -(-optim.accumulation // group.size) * group.size
     for start in range(first_step * batch_size, len(order), batch_size):
         update = order[start : start + batch_size]
@@ -100,14 +98,9 @@ def batches_with_shares(update: Update, totals_2: Tensor | None = None) -> list[
     counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in update.batches]) * (shares_N1 > 0)
     totals_2 = update.counts if totals_2 is None else totals_2
     shares_N3 = torch.cat([shares_N1, (counts_N2.double() / totals_2).nan_to_num()], dim=1)
-    return [
-        replace(
-            batch,
-            shares=dict(zip(("example", "output", "token"), shares, strict=True)),
-            dropout_seed=update.dropout_seed,
-        )
-        for batch, shares in zip(update.batches, shares_N3.tolist(), strict=True)
-    ]
+    by_unit: list[Any] = [dict(zip(("example", "output", "token"), row, strict=True)) for row in shares_N3.tolist()]
+    batches = zip(update.batches, by_unit, strict=True)
+    return [replace(batch, shares=shares, dropout_seed=update.dropout_seed) for batch, shares in batches]
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
@@ -172,9 +165,7 @@ class TaskData:
 
     @property
     def num_evaluated(self) -> int:
-        if self.selection is not None:
-            return len(self.selection)
-        return sum(map(len, self.validation.values()))
+        return sum(map(len, self.validation.values() if self.selection is None else [self.selection]))
 
     @property
     def token_ids(self) -> np.ndarray | None:

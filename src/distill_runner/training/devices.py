@@ -113,6 +113,26 @@ class Device:
             return nullcontext()
         return torch.autocast(self.torch.type, LOW_PRECISION[self.precision])
 
+    def product_layers(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return by name the linear layers and convolutions, whose weights autocast would round at each use.
+
+        An output layer that shares the weights of embeddings is none of them.
+        """
+        if self.precision not in LOW_PRECISION:
+            return {}
+        tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+        layers = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear | nn.Conv2d)}
+        return {name: layer for name, layer in layers.items() if tables.isdisjoint(layer.parameters(recurse=False))}
+
+    def rounded_weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the rounded trained weights by name; none of a model whose layers are computed twice, since they would
+        get other tensors then."""
+        layers = self.product_layers(model).items()
+        weights = {f"{name}.{part}": p for name, one in layers for part, p in one.named_parameters() if p.requires_grad}
+        if not weights or getattr(model, "is_activation_checkpointing", False):
+            return {}
+        return dict(zip(weights, _Rounding.apply(LOW_PRECISION[self.precision], *weights.values()), strict=True))
+
     def scaler(self) -> GradScaler:
         """Return the loss scaler for fp16; in other precisions it does nothing."""
         return GradScaler(self.torch.type, enabled=self.precision == "fp16")
@@ -157,6 +177,26 @@ class Device:
         for tensor, part in zip(tensors, _parts(block, tensors), strict=True):
             part.copy_(tensor)
         return block
+
+
+class _Rounding(torch.autograd.Function):
+    """Weights in low precision, by one kernel for all of them, and their gradients in float32, by another one."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)  # what an update does not use has no gradient
+        return _copies(weights, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        copies = iter(_copies(tuple(one for one in gradients if one is not None), torch.float32))
+        return None, *(None if one is None else next(copies) for one in gradients)
+
+
+def _copies(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    copies = tuple(torch.empty_like(tensor, dtype=dtype) for tensor in tensors)
+    torch._foreach_copy_(copies, tensors)  # private: the public way is a kernel for each tensor
+    return copies
 
 
 def _aligned_size(tensor: Tensor) -> int:

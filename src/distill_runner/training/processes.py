@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Function
 
-from distill_runner.common.errors import TrainingError, TrainingPaused
+from distill_runner.common.errors import TrainingError, TrainingPaused, UserError
 from distill_runner.common.library_switches import computation_mode
 from distill_runner.common.process import ignore_interrupts
 from distill_runner.common.seeds import stage_seed
@@ -137,7 +136,7 @@ class ProcessGroup:
         ignore_interrupts()
         with suppress(KeyboardInterrupt, WorkerLost), computation_mode():
             while (job := self.broadcast_from_main(lambda: None)) is not None:
-                with suppress(TrainingPaused):
+                with suppress(TrainingPaused, UserError):  # which the main process reports
                     job()
             return 0
         return 1
@@ -167,65 +166,17 @@ def worker_errors() -> Iterator[None]:
         raise WorkerLost("the training processes have lost contact with each other") from error
 
 
-# Batch normalization over the examples of all processes. Each process sees only a part of the examples, and statistics
-# of that part alone would train a different model. torch.nn.SyncBatchNorm works on GPUs only; this works on CPUs too.
+def share_batch_norm(model: nn.Module, group: ProcessGroup, device: torch.device) -> None:
+    """Let batch normalization take the mean and variance of the examples of all processes, as a single one does.
 
+    Statistics of the examples of one process would train a different model.
 
-class AllReduceSum(Function):
-    """Sum a tensor over all processes, and sum its gradient over all processes as well.
-
-    The sum enters the loss of every process, so each process contributes to the gradient.
+    Raises:
+        UserError: there are several processes on CPUs, where torch does not synchronize it.
     """
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        values = values.clone()
-        with worker_errors():
-            dist.all_reduce(values)
-        return values
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return AllReduceSum.apply(gradients[0])
-
-
-class SyncBatchNorm2d(nn.BatchNorm2d):
-    """``BatchNorm2d`` with mean and variance over the examples of all processes, gradients included.
-
-    The variance is computed in a second pass, because E[x²] - E[x]² would lose digits. If a small update has no batch
-    left for a process, the process repeats a batch of another process, whose examples then count once more.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(x)
-        full = x.to(torch.promote_types(x.dtype, torch.float32))
-        totals = AllReduceSum.apply(torch.cat([full.sum((0, 2, 3)), full.new_tensor([x.numel() / x.shape[1]])]))
-        mean, count = totals[:-1] / totals[-1], totals[-1]
-        centered = full - mean[:, None, None]
-        variance = AllReduceSum.apply(centered.square().sum((0, 2, 3))) / count
-        self._update_running_statistics(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
-        scale = self.weight * (variance + self.eps).rsqrt()
-        normed: Tensor = centered * scale[:, None, None] + self.bias[:, None, None]
-        return normed.to(x.dtype)
-
-    @torch.no_grad()
-    def _update_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
-        """Update the running mean and variance used in evaluation."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        assert self.momentum is not None
-        self.num_batches_tracked += 1
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(variance, self.momentum)
-
-
-def convert_sync_batch_norm(model: nn.Module, group: ProcessGroup) -> None:
-    """Let every ``BatchNorm2d`` of ``model`` use statistics over all processes; weights keep their names."""
-    if group.size == 1:
+    if group.size == 1 or not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         return
-    assert dist.is_initialized()
-    for module in model.modules():
-        if type(module) is nn.BatchNorm2d:
-            module.__class__ = SyncBatchNorm2d
+    if device.type != "cuda":
+        problem = "several processes share batch normalization on GPUs only"
+        raise UserError("runtime.device", device.type, problem, "Start the run without torchrun.")
+    nn.SyncBatchNorm.convert_sync_batchnorm(model)

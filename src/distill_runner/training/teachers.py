@@ -27,7 +27,7 @@ from distill_runner.methods.base import Progress
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.training.data import TOKENS_PER_BATCH, batches_by_tokens
-from distill_runner.training.devices import Device
+from distill_runner.training.devices import LOW_PRECISION, Device
 from distill_runner.training.graphs import fill
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class LiveTargets(TeacherTargets):
 
     def __init__(self, model: PreTrainedModel, split: Split, needs: FeatureRequest, device: Device) -> None:
         self.model = device.place(model).eval().requires_grad_(False)
+        for layer in device.product_layers(model).values():  # whose weights autocast would round for each batch
+            layer.to(LOW_PRECISION[device.precision])
         self.split, self.needs, self.device = split, needs, device
 
     def prepare(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:

@@ -15,12 +15,13 @@ from zlib import crc32
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from distill_runner.common.errors import TrainingPaused, UserError
 from distill_runner.common.process import deferred_interrupts
 from distill_runner.methods.base import Method, Progress, times
 from distill_runner.models.build import count_parameters
-from distill_runner.models.extract import extract
+from distill_runner.models.extract import Extraction
 from distill_runner.models.features import Features
 from distill_runner.models.images import reads_images
 from distill_runner.models.vocabulary import full_vocabulary, train_used_rows
@@ -36,7 +37,7 @@ from distill_runner.training.data import (
 from distill_runner.training.devices import Device
 from distill_runner.training.graphs import Graphs, Part, fill
 from distill_runner.training.history import History, Log, Meter, load_checkpoint, save_checkpoint
-from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, convert_sync_batch_norm
+from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup, share_batch_norm
 from distill_runner.training.teachers import SEQUENCE_MULTIPLE, TeacherTargets
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Training:
         self.folder, self.log_metrics, self.epochs_folder = folder, log_metrics, epochs_folder
         self.select_best, self.pause_after = select_best, pause_after
         self.num_params = count_parameters(self.model)
-        convert_sync_batch_norm(self.model, group)
+        share_batch_norm(self.model, group, device.torch)
         if runtime.gradient_checkpointing:
             if not model.supports_gradient_checkpointing:
                 problem = f"models of type {model.config.model_type} do not support it"
@@ -239,7 +240,8 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)  # of a recording that failed
         for batch, targets in parts:
             with self.device.autocast():
-                features = extract(self.model, batch, self.method.student_needs)
+                weights = {f"model.{name}": one for name, one in self.device.rounded_weights(self.model).items()}
+                features = functional_call(Extraction(self.model), weights, (batch, self.method.student_needs))
             own = self.method(features.full(), self.teacher.features(targets), batch, progress)
             loss = torch.stack(list(self.method.weighted_losses(own).values())).sum()
             self.scaler.scale(loss).backward()
@@ -251,8 +253,12 @@ class Training:
             group["lr"] = rate.float() if rate.is_cuda else rate.item()
         if self.optim.clip is not None:
             self.scaler.unscale_(self.optimizer)
-            norm = nn.utils.clip_grad_norm_(self.parameters, self.optim.clip)
-            if not self.scaler.is_enabled():  # with fp16 loss scaling, a norm that is not finite is normal
+            norm = nn.utils.get_total_norm(gradients)
+            if self.scaler.is_enabled():  # it has a scale of its own; its norms may be infinite, and are not shown
+                nn.utils.clip_grads_with_norm_(self.parameters, self.optim.clip, norm)
+            else:  # the optimizer's kernel divides by it: gradients are read once less
+                scale = ((norm + 1e-6) / self.optim.clip).clamp(min=1).float()
+                self.optimizer.grad_scale = scale  # type: ignore[attr-defined]
                 diagnostics["gradient_norm"] = norm
         self.trains_rows = self.used_rows is not None and self.used_rows.weight.grad is not None
         self.scaler.step(self.optimizer)
