@@ -240,7 +240,7 @@ def test_tags_that_look_like_positions_are_read_or_refused(form: str, roles: Any
         with pytest.raises(UserError, match="look like positions in one type"):
             TagSet.from_names(names)
         assert TagSet.from_names(names, "plain").scheme == "plain"
-    assert TagSet.from_names(["O", "E-mail", "s-corp", "LOC"]).scheme == "plain"
+    assert TagSet.from_names(["O", "E-mail", "s-corp", "LOC", "E11", "I11"]).scheme == "plain"
 
 
 def test_keys_of_spans_that_are_not_read_are_counted() -> None:

@@ -408,7 +408,9 @@ CARDS = {
     "other files": ("data_files: [{split: train, path: other.csv}]", "is other.csv in its README.md, but train.csv"),
     "more files": ("data_files: [{split: train, path: ['train.csv', 'o*.csv']}]", "is other.csv, train.csv in its"),
     "a folder": ("data_dir: sub", "is sub/train.csv in its README.md, but train.csv by name"),
-    "a separator": ("data_files: [{split: train, path: train.csv}]\n  sep: ';'", "with {'sep': ';'} in its README.md"),
+    "a header": ("data_files: [{split: train, path: train.csv}]\n  header: 3", "with {'header': 3} in its README.md"),
+    "a separator": ("data_files: [{split: train, path: train.csv}]\n  sep: ';'", ""),
+    "no pattern": ("data_files: [{split: train, path: 'train**'}]", ""),
     "the same": ("data_files: [{split: train, path: train.csv}]", ""),
     "another split": ("data_files: [{split: test, path: train.csv}]", ""),
     "missing files": ("data_files: [{split: train, path: 'train-*'}]", ""),
@@ -419,17 +421,19 @@ CARDS = {
 def test_a_card_that_says_something_else_than_names_is_refused(tmp_path: Path, name: str) -> None:
     """``load_dataset`` reads what the card says; the class names of a card are those of the numbers."""
     config, words = CARDS[name]
-    info = "dataset_info:\n  features: [{name: text, dtype: {class_label: {names: {'0': bad, '1': good}}}}]"
-    (tmp_path / "README.md").write_text(f"---\n{info}\nconfigs:\n- config_name: default\n  {config}\n---\n")
     for file in ("train.csv", "other.csv", "sub/train.csv"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(f"text\n{file}\n")
-    if words:
-        assert words in refusal(lambda: columns(tmp_path))
-    else:
-        assert columns(tmp_path) == {"text": ["train.csv"]}
-        with open_split(part(tmp_path), "train") as table:
-            assert table.class_names == {"text": ["bad", "good"]}
+    for names in ("{'10': new, '1': good, '2': odd, '0': bad}", "[bad, good, odd, new]"):
+        info = f"dataset_info:\n  features: [{{name: text, dtype: {{class_label: {{names: {names}}}}}}}]"
+        card = f"---\n{info}\nconfigs:\n- config_name: default\n  {config}\n---\nDonnées"
+        (tmp_path / "README.md").write_text(card, encoding="latin-1")
+        if words:
+            assert words in refusal(lambda: columns(tmp_path))
+        else:
+            assert columns(tmp_path) == {"text": ["train.csv"]}
+            with open_split(part(tmp_path), "train") as table:
+                assert table.class_names == {"text": ["bad", "good", "odd", "new"]}
 
 
 def test_two_synonyms_are_refused(tmp_path: Path) -> None:

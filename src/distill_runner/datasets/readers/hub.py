@@ -20,8 +20,8 @@ from distill_runner.datasets.readers.files import file_format, local_data, missi
 from distill_runner.datasets.readers.table import class_names, library_errors
 
 CARD = "README.md"
-_KEYS_OF_FILES = {"config_name", "data_files", "data_dir", "default", "description", "version"}
-"""Keys of a configuration in a card that say which files it has; others say how to read them."""
+_KEYS_OF_FILES = {"config_name", "data_files", "data_dir", "default", "description", "version", "sep", "delimiter"}
+"""Keys of a configuration in a card that say which files it has, or what these show; others say how to read them."""
 FILES_WITHOUT_ROWS = (CARD, ".huggingface.yaml", "dataset_infos.json", ".gitattributes")
 
 
@@ -63,9 +63,7 @@ def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
         (links / name).parent.mkdir(parents=True, exist_ok=True)
         (links / name).symlink_to((snapshot / name).resolve())
     if config is not None:  # alone in the card, so that ``datasets`` finds no other configuration
-        infos = card.get("dataset_info", [])
-        infos = infos if isinstance(infos, list) else [infos]
-        own_infos = [info for info in infos if info.get("config_name", "default") == config["config_name"]]
+        own_infos = _infos(card, config["config_name"])
         metadata = {"configs": [config]} | ({"dataset_info": own_infos} if own_infos else {})
         text = yaml.safe_dump(metadata, sort_keys=False)
         (links / CARD).write_text(f"---\n{text}---\n", encoding="utf-8")
@@ -136,34 +134,45 @@ def check_card(data: Dataset, split: str, folder: Path, files: Sequence[Path]) -
     card = _card(root)
     try:
         config, patterns = _split_patterns(data, split, card)
-    except UserError:  # the card has no such split
-        config, patterns = None, []
-    if config is not None and (split == "train" or isinstance(config.get("data_files", []), list)):
         patterns = [f"{pattern}/*" if pattern.endswith("**") else pattern for pattern in patterns]
         listed = {file for pattern in patterns for file in root.glob(pattern.lstrip("/")) if file_format(file)}
+    except (UserError, ValueError, TypeError, KeyError):  # the card has no such split, or is none of ``datasets``
+        config, listed = None, set()
+    if config is not None and (split == "train" or isinstance(config.get("data_files", []), list)):
         options = {key: value for key, value in config.items() if key not in _KEYS_OF_FILES}
         if options or (listed and ({*files} != listed if "data_files" in config else {*files} - listed)):
             names = (", ".join(sorted(os.path.relpath(file, root) for file in own)[:3]) for own in (listed, files))
             rest = f" with {options}" if options else ""
             problem = f"is {next(names)}{rest} in its {CARD}, but {next(names)} by name"
             raise UserError(data.split_key(split), split, problem, f"Correct or remove configs in {root / CARD}.")
-    infos = card.get("dataset_info") or []
-    infos = [*infos] if isinstance(infos, list) else [infos]
-    own = [info for info in infos if info.get("config_name") in (None, data.config or "default")]
-    features = [feature for info in own[:1] for feature in info.get("features") or ()]
+    infos = _infos(card, data.config or (config or {}).get("config_name", "default"))
+    features = [one for info in infos[:1] for one in info.get("features") or () if isinstance(one, Mapping)]
     kinds: Any = {one["name"]: one.get("dtype") or one.get("sequence") or one.get("list") or () for one in features}
-    return {name: [*kind["class_label"]["names"].values()] for name, kind in kinds.items() if "class_label" in kind}
+    labels = {name: kind["class_label"].get("names") for name, kind in kinds.items() if "class_label" in kind}
+    return {name: _in_order(names) for name, names in labels.items() if names}
+
+
+def _in_order(names: Sequence[str] | Mapping[str, str]) -> list[str]:
+    """Return names of classes, a list or by number, in the order of their numbers."""
+    return [names[key] for key in sorted(names, key=int)] if isinstance(names, Mapping) else [*names]
 
 
 def _card(folder: Path) -> Mapping[str, Any]:
     """Return the metadata at the head of the dataset's card; empty if there is none."""
     file = folder / CARD
-    parts = file.read_text(encoding="utf-8").split("---\n", 2) if file.exists() else []
+    parts = file.read_text(encoding="utf-8", errors="replace").split("---\n", 2) if file.exists() else []
     try:
         metadata = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else {}
     except yaml.YAMLError:
         metadata = {}
     return metadata if isinstance(metadata, Mapping) else {}
+
+
+def _infos(card: Mapping[str, Any], config: str) -> list[Mapping[str, Any]]:
+    """Return what the card says of a configuration: its columns and splits."""
+    infos = card.get("dataset_info") or []
+    infos = infos if isinstance(infos, list) else [infos]
+    return [info for info in infos if isinstance(info, Mapping) and info.get("config_name", "default") == config]
 
 
 def _split_patterns(data: Dataset, split: str, card: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
@@ -175,11 +184,8 @@ def _split_patterns(data: Dataset, split: str, card: Mapping[str, Any]) -> tuple
         UserError: the card lists other configurations, or other splits.
     """
     entries = [config for config in card.get("configs") or [] if isinstance(config, Mapping)]
-    configs = {
-        str(config["config_name"]): dict(config)
-        for config in entries
-        if "config_name" in config and {"data_files", "data_dir"} & config.keys()
-    }
+    own = [config for config in entries if "config_name" in config and {"data_files", "data_dir"} & config.keys()]
+    configs = {str(config["config_name"]): dict(config) for config in own}
     if not configs:
         return None, [f"{data.config}/*"] if data.config else ["*"]
     defaults = [name for name, config in configs.items() if config.get("default") or name == "default"]

@@ -36,7 +36,7 @@ _ROLE = (
 _LOOKS_LIKE_ROLE = (
     re.compile(rf"\W*(?i:{_ROLE})[\W_]+(?P<type>.+?)\W*"),
     re.compile(rf"\W*(?P<type>.+?)[\W_]+(?i:{_ROLE})\W*"),
-    re.compile(r"(?:(?P<begin>B)|(?P<inside>I)|(?P<end>E))(?P<type>.{2,})"),
+    re.compile(r"(?:(?P<begin>B)|(?P<inside>I)|(?P<end>E))(?P<type>[^\W\d].+)"),
 )
 """Tags that name a role in another way than ``SPELLINGS``: b-PER, Begin-PER, PER(B), BPER."""
 _MISSPELLED = re.compile(r"[BI]|[BI]_.+|.+-[BI]", re.DOTALL)
