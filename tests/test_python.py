@@ -31,10 +31,11 @@ def test_an_interpolation_of_a_missing_key_is_a_mistake_of_the_user() -> None:
         api.run("task=rte", "store.dir=${nope}")
 
 
-def test_a_sweep_returns_the_frame_of_its_runs(tmp_path: Path) -> None:
-    few = "stages.pretrain.optim.max_steps=2 teacher.optim.max_steps=2 optim.max_steps=2 student.num_layers=2"
-    frame = api.sweep(f"experiment=demo_methods {few}", {"method": "nkd,rkd", "seed": 3}, outputs=tmp_path)
-    assert sorted(frame["method"]) == ["nkd", "rkd"]
-    assert set(frame["seed"]) == {3}
+def test_a_sweep_returns_the_frame_of_its_runs(tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path) -> None:
+    task = f"task=custom task.dataset={tiny_task_folder} task.columns=[sentence1,sentence2] task.max_length=48"
+    student = f"student=pretrained student.init.source={tiny_bert_folder} teacher=labels optim.max_steps=2"
+    frame = api.sweep(f"{task} {student} method=nkd", {"seed": "3,4", "optim.batch_size": 16}, outputs=tmp_path)
+    assert sorted(frame["seed"]) == [3, 4]
+    assert set(frame["method"]) == {"nkd"}
     with pytest.raises(UserError, match="metod"):
         api.sweep("experiment=demo_methods metod=nkd", outputs=tmp_path, progress=False)

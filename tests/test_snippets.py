@@ -20,14 +20,13 @@ SNIPPETS = {
     for page in PAGES
     if (found := re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
 }
-NOT_RUN = {"docs/notebook.md": "the record of an experiment, on runs that are not kept"}
 LOADING = ("docs/tutorials/deploy.md", "docs/tokens.md")
 """Pages whose snippets load the model of a run; that for words loads the encoder of any run, with a new head."""
 SHORTER = ("stages.pretrain.optim.max_steps=2", "optim.max_steps=2", "teacher.optim.max_steps=2", "runtime.device=cpu")
 
 
 def test_every_page_with_snippets_is_named_here() -> None:
-    assert SNIPPETS.keys() == {"docs/reference/python.md", "docs/wandb.md", *LOADING, *NOT_RUN}
+    assert SNIPPETS.keys() == {"docs/reference/python.md", "docs/wandb.md", *LOADING}
 
 
 @pytest.mark.slow
