@@ -118,13 +118,15 @@ class TagSet:
 
     def entities(self, tags: np.ndarray, bounds: np.ndarray) -> np.ndarray:
         """Return the entities in tags (N,) as rows (first word, last word + 1, type) in order, int64 (E, 3)."""
-        roles, types = self.roles[tags], self.types[tags]
-        previous = np.append(OUT, roles)[:-1] * ~first_words(bounds)  # OUT, which is 0, before the first word
-        is_other = np.append(-1, types)[:-1] != types
-        starts = (roles != OUT) & (np.isin(roles, (BEGIN, SINGLE)) | np.isin(previous, (OUT, END, SINGLE)) | is_other)
-        goes_on = (roles != OUT) & ~starts
-        ends = (roles != OUT) & ~np.append(goes_on[1:], False)[: len(roles)]
-        return np.stack([np.flatnonzero(starts), np.flatnonzero(ends) + 1, types[starts]], axis=1)
+        from seqeval.metrics.sequence_labeling import get_entities
+
+        letters = [f"{'OBIES'[role]}-{kind}" if role else OUTSIDE for role, kind in self._pairs]
+        rows = [
+            (first + begin, first + last + 1, int(kind))
+            for first, end in pairwise(np.asarray(bounds).tolist())
+            for kind, begin, last in get_entities([letters[tag] for tag in tags[first:end].tolist()])
+        ]
+        return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
     def misfits(self, tags: np.ndarray, bounds: np.ndarray) -> np.ndarray:
         """Return the words whose tag may not follow the tag before it, or may not end a sentence, as indices."""
