@@ -21,7 +21,7 @@ OFFSET_POSITIONS = frozenset(name for name, family in PACKED.items() if family.o
 """Model types whose position ids start after the id of the padding token."""
 SHIFTED_POSITIONS = frozenset(
     ("albert", "bart", "bert", "big_bird", "convbert", "distilbert", "electra", "ernie", "flaubert", "gpt2", "layoutlm")
-) | {"mbart", "megatron-bert", "mobilebert", "rembert", "splinter", "xlm"}
+) | {"mbart", "megatron-bert", "mobilebert", "rembert", "splinter", "xlm", "deberta", "deberta-v2", "nystromformer"}
 """Model types whose positions count the padding before a text in ``transformers``, as they do nowhere here."""
 UNLIMITED = 2**31 - 1
 """Length of a text for a family without a table of positions, such as T5."""

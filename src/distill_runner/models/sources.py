@@ -171,7 +171,7 @@ class ModelSource:
             is_config = file == CONFIG
             try:
                 content = read_json((self.base.folder if self.base and is_config else self.folder) / file)
-                if config.model_type not in SHIFTED_POSITIONS:
+                if config.model_type not in SHIFTED_POSITIONS or not getattr(config, "position_biased_input", True):
                     content.pop("padding_side", None)
                 rest = fields if is_config else (), not is_other_classifier(config)
                 unread += unread_keys(content, file, self.name, *rest)
