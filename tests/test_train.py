@@ -683,7 +683,12 @@ def test_bf16_trains_with_weights_in_float32(make: Make, tmp_path: Path) -> None
     for precision in ("fp32", "bf16"):
         device, folder = Device.from_name("cpu", precision), tmp_path / precision
         folder.mkdir()
-        fit(make("ckd", log_into(rows[precision]), device=device, folder=folder, config=NO_DROPOUT, max_steps=4))
+        training = make("ckd", log_into(rows[precision]), device=device, folder=folder, config=NO_DROPOUT, max_steps=4)
+        head: Any = training.model.get_submodule("classifier")
+        kinds = set[torch.dtype]()
+        head.register_forward_pre_hook(lambda one, _, seen=kinds: seen.add(one.weight.dtype) if one.training else None)
+        fit(training)
+        assert kinds == {{"fp32": torch.float32, "bf16": torch.bfloat16}[precision]}  # rounded with all others
     saved = load_file(tmp_path / "bf16" / "model" / "model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
     assert all(tensor.isfinite().all() for tensor in saved.values())
