@@ -6,6 +6,7 @@ torch and transformers are imported only when a run starts, so that ``--help`` a
 import logging
 import shutil
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from omegaconf import DictConfig
 
 from distill_runner.commands.parser import summaries
 from distill_runner.common.errors import TrainingPaused, UnexpectedExit, UserError
-from distill_runner.common.library_switches import quiet_launcher_warning
 from distill_runner.common.process import num_launched, protect_output, sigterm_as_interrupt
 from distill_runner.compose import resolvers
 from distill_runner.compose.command_line import help_text, hydra_arguments
@@ -76,7 +76,8 @@ def compose_and_run(arguments: Sequence[str]) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         return {}
 
-    quiet_launcher_warning()
+    # conf/hydra/launcher/submitit_slurm.yaml has the name of Hydra's plugin on purpose, whose schema checks it.
+    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
     sys.argv[1:] = arguments  # Hydra reads its arguments here
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(start)()

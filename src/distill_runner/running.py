@@ -166,7 +166,7 @@ class _Run:
     def run(self) -> Mapping[str, Any]:
         """Plan the stage, build it unless it is done, and report the result."""
         stage, pipeline, runtime = self.stage, self.pipeline, self.config.runtime
-        if stage.name == STUDENT and not stage.has_evaluation_data:
+        if stage.name == STUDENT and stage.is_corpus and not stage.is_masked:
             problem = "a student that learns from plain text alone has no score"
             remedy = "Give the text to another stage, and end the run with that stage."
             raise UserError("stages.student.corpus", None, problem, remedy)

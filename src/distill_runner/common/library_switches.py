@@ -170,14 +170,3 @@ def configure_hub_client() -> None:
     hub_logging.set_verbosity(logging.CRITICAL)
     for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
-
-
-# Trackers and launchers
-
-
-def quiet_launcher_warning() -> None:
-    """Silence Hydra's warning about a launcher's configuration that is checked by the schema of the plugin's name.
-
-    ``conf/hydra/launcher/submitit_slurm.yaml`` has the plugin's name on purpose, so that the plugin's schema checks it.
-    """
-    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")

@@ -142,7 +142,7 @@ class Pipeline:
         """
 
         def train(folder: Path) -> None:
-            if not (folder / STAGE_FOLDER / CHECKPOINT).exists() and not _is_complete(folder / STAGE_FOLDER):
+            if not any((folder / STAGE_FOLDER / name).exists() for name in (CHECKPOINT, METRICS)):
                 # It is left by a build that was interrupted at its end, and shares files with the epochs.
                 remove(folder / STAGE_FOLDER)
             (folder / STAGE_FOLDER).mkdir(exist_ok=True)
@@ -183,7 +183,7 @@ class Pipeline:
         Args:
             epochs_folder: receives the model after each epoch; None keeps only the one to yield.
         """
-        if _is_complete(folder):
+        if (folder / METRICS).exists() and not (folder / CHECKPOINT).exists():
             log.info("stage %s: complete, an earlier run was interrupted after its last step", stage.name)
             return
         if stage.teacher and stage.route and not self.store.has(stage.teacher.spec):
@@ -266,11 +266,6 @@ class Pipeline:
         if remaining is not None:  # only now, so that a new head has the same weights as with the full vocabulary
             trim_embeddings(network, remaining)
         return network
-
-
-def _is_complete(folder: Path) -> bool:
-    """Whether an earlier build filled the folder, and was interrupted before the store took it over."""
-    return (folder / METRICS).exists() and not (folder / CHECKPOINT).exists()
 
 
 def _join_training(

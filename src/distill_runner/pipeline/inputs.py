@@ -138,7 +138,7 @@ class StageInputs:
     def _read_data(self, stage: Stage) -> Data:
         task, corpus = stage.config.task, stage.config.corpus
         seed = stage_seed(stage.config.seed, stage.name)
-        if not stage.has_evaluation_data:
+        if stage.is_corpus and not stage.is_masked:
             return TextData(self.split(stage, "train"), self.device())
         if corpus is not None:
             tokenizer = self.tokenizer(stage)

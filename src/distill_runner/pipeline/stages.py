@@ -248,11 +248,6 @@ class Stage:
         """Whether the method reads labels of the corpus: masked tokens, or whether sentences follow each other."""
         return self.is_corpus and bool(self.config.method.reads_labels)
 
-    @property
-    def has_evaluation_data(self) -> bool:
-        """Whether there are data to evaluate a model on."""
-        return self.is_masked or not self.is_corpus
-
     # Specs and keys
 
     @cached_property

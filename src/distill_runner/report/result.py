@@ -5,6 +5,7 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -90,7 +91,7 @@ def run_result(run: RunConfig, stage: Stage, pipeline: Pipeline, folder: Path) -
         "labels": list(stage.head.names or ()),
         "pipeline_tag": task.pipeline_tag if task else "fill-mask",
         "hub": hub_commits(stage),
-        "commit": _commit(),  # ends in -dirty where the checkout was edited
+        "commit": environment()["commit"],
         "folder": str(folder),
         "model": str(folder / "model"),
     }
@@ -177,23 +178,18 @@ def environment() -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = None
+    with suppress(OSError, subprocess.SubprocessError):
+        described = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True, timeout=5)
+        commit = described.stdout.strip()
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": versions,
-        "commit": _commit(),
+        "commit": commit,  # ends in -dirty where the checkout was edited
     }
-
-
-def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, encoding="utf-8", check=True, timeout=5
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 # --- Scores

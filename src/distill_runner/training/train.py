@@ -61,7 +61,7 @@ def fit(training: Training) -> History:
         WorkerLost: another process of the group has died.
         KeyboardInterrupt, TrainingPaused: training has stopped early, after writing the checkpoint.
     """
-    group, history = training.group, training.history
+    group, history, patience = training.group, training.history, training.optim.patience
     group.require_equal(lambda: training.state)  # by then, all processes have read the checkpoint
     if history.step:
         log.info("resuming after step %d, in epoch %d", history.step, history.epoch + 1)
@@ -73,7 +73,9 @@ def fit(training: Training) -> History:
         training.end_epoch()
     with deferred_interrupts() as interrupts:
         # After the last step, a position above 0 means that training stopped before evaluating the last epoch.
-        while history.position or not training.is_finished:
+        while history.position or (
+            history.step < training.num_steps and (patience is None or history.epoch - history.best < patience)
+        ):
             if training.pause_after and history.epoch >= training.pause_after and not history.position:
                 raise TrainingPaused(history.epochs)
             for update in training.rest_of_epoch():
@@ -300,13 +302,6 @@ class Training:
         folder.mkdir(exist_ok=True)
         for name, outputs in predictions.items():
             np.save(folder / PREDICTIONS.format(name), outputs)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all steps are taken, or the last ``optim.patience`` epochs have brought no better score."""
-        history, patience = self.history, self.optim.patience
-        is_stale = patience is not None and history.epoch - history.best >= patience
-        return history.step >= self.num_steps or is_stale
 
     def checkpoint_due(self) -> bool:
         """Whether a checkpoint is to be written before the next update."""
