@@ -109,7 +109,7 @@ def _steps_in_all(stage: Stage, pipeline: Pipeline) -> int | None:
 
 
 def describe_run(run: RunConfig) -> dict[str, Any]:
-    """Return what is known of a run before it starts, so that runs that fail are described too."""
+    """Return what is known of a run before it starts, so that runs that fail are git too."""
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
@@ -181,8 +181,8 @@ def environment() -> dict[str, Any]:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
-        described = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True, timeout=5)
-        commit = described.stdout.strip()
+        git = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True, timeout=5)
+        commit = git.stdout.strip()
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
