@@ -208,10 +208,7 @@ def test_a_file_that_cannot_be_opened_now_is_not_damaged(
 def test_what_leaves_the_store_is_a_copy(store: Store, tmp_path: Path) -> None:
     artifact, target = store.get(SPEC, Builder()), tmp_path / "run" / "model"
     copy_tree(artifact / "model", target)
-    first = (target / "weights").stat()
-    assert first.st_ino != (artifact / "model" / "weights").stat().st_ino
-    copy_tree(artifact / "model", target)
-    assert (target / "weights").stat().st_ino == first.st_ino  # it was equal
+    assert (target / "weights").stat().st_ino != (artifact / "model" / "weights").stat().st_ino
     (target / "weights").write_bytes(b"0000000000")
     assert store.find(SPEC) == artifact
     copy_tree(artifact / "model", target)

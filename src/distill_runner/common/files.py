@@ -14,7 +14,7 @@ import resource
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +61,6 @@ def file_sha256(file: Path) -> str:
     """Return the SHA-256 checksum of a file's content as hexadecimal digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def copy_file(source: Path | str, target: Path | str) -> None:
-    """Replace ``target`` with a copy of ``source`` that has the same time, unless it is such a copy already.
-
-    The mode of the copy follows the umask.
-    """
-    status = os.stat(source)
-    with suppress(FileNotFoundError):
-        old = os.stat(target)
-        if (old.st_size, old.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
-            return
-    with atomic_replacement(Path(target)) as partial:
-        shutil.copyfile(source, partial)
-        os.utime(partial, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def owner_name(file: Path) -> str:

@@ -95,7 +95,9 @@ class ExternalMetric:
             inputs = {column: _as_column(outputs, labels, features[column])}
             inputs["references"] = labels.astype(int) if labels.ndim == 2 else labels
             result = self.module.compute(**inputs, **self.options)
-            values = {key: float(value) for key, value in result.items() if _is_number(value)}
+            kinds = int | float | np.number | np.ndarray
+            numbers = {k: v for k, v in result.items() if isinstance(v, kinds) and not isinstance(v, bool)}
+            values = {key: float(value) for key, value in numbers.items() if not np.ndim(value)}
         except Exception as error:  # of code that is not ours
             remedy = f"Options follow a question mark, {PREFIX}f1?average=macro; a configuration a slash: /multilabel"
             raise UserError(
@@ -127,11 +129,6 @@ def _location(path: str) -> tuple[str, str | None]:
         return str(folder), None
     name, _, last = path.rpartition("/")
     return (name, last) if name else (last, None)
-
-
-def _is_number(value: Any) -> bool:
-    kinds = int | float | np.number | np.ndarray
-    return isinstance(value, kinds) and not isinstance(value, bool) and not np.ndim(value)
 
 
 def _as_column(outputs: np.ndarray, labels: np.ndarray, feature: Any) -> np.ndarray:

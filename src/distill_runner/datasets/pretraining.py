@@ -293,11 +293,8 @@ def mask_draws(seed: int, epoch: int, index: Iterable[int], lengths: Iterable[in
     so that a resumed run draws the same, nor on the other examples of the batch.
     """
 
-    def example_draws(number: int, length: int) -> np.ndarray:
-        generator = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, number]))
-        return generator.random((3, length))
-
-    parts = [example_draws(number, length) for number, length in zip(index, lengths, strict=True)]
+    bits = (np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, number]) for number in index)
+    parts = [np.random.Generator(own).random((3, length)) for own, length in zip(bits, lengths, strict=True)]
     return torch.from_numpy(np.concatenate(parts, axis=1))
 
 

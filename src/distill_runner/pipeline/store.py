@@ -25,7 +25,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from distill_runner.common.errors import Unavailable, UserError
-from distill_runner.common.files import copy_file, file_sha256, locked, owner_name, share_remedy
+from distill_runner.common.files import atomic_replacement, file_sha256, locked, owner_name, share_remedy
 from distill_runner.pipeline import status
 
 log = logging.getLogger(__name__)
@@ -252,12 +252,13 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy all files below ``source`` into ``target``, where the user may write to them; equal files are left out."""
-    for folder, _, files in os.walk(source):
-        copy = target / Path(folder).relative_to(source)
-        copy.mkdir(parents=True, exist_ok=True)
-        for name in files:
-            copy_file(Path(folder, name), copy / name)
+    """Replace the files in ``target`` by copies of those below ``source``; their mode follows the umask."""
+
+    def copy(original: str, place: str) -> None:
+        with atomic_replacement(Path(place)) as partial:
+            shutil.copyfile(original, partial)
+
+    shutil.copytree(source, target, copy_function=copy, dirs_exist_ok=True)
 
 
 def remove(path: Path) -> None:

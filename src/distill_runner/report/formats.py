@@ -93,7 +93,7 @@ def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
             lines.append(Line(str(row), {}, is_detail=False, words=waiting))
         for number, (kind, cells) in enumerate(kinds):
             name, words = f"{row}, {kind}" if kind else str(row), {} if number else waiting
-            lines.append(Line(name, _numbers(cells["value"]), is_detail=False, words=words))
+            lines.append(Line(name, dict(cells["value"].dropna()), is_detail=False, words=words))
             lines += _details(cells, phases_differ)
     averages = {name: columns for name, columns in table.means.items() if name not in table.tasks}
     for line in lines:
@@ -104,20 +104,17 @@ def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
     return [*table.tasks, *averages], lines
 
 
-def _numbers(column: "pd.Series[Any]") -> dict[str, float]:
-    return dict(column.dropna())
-
-
 def _details(cells: "pd.DataFrame", phases_differ: bool) -> list[Line]:
     lines, is_mean_of_grid = [], (cells["seeds"] > 1) & (cells["points"] > 1)
     for name, column, form, averaged in DETAILS:
-        line = Line(name, _numbers(cells[column][is_mean_of_grid | (name != BEST_RUN)]), form=form, averaged=averaged)
+        values = dict(cells[column][is_mean_of_grid | (name != BEST_RUN)].dropna())
+        line = Line(name, values, form=form, averaged=averaged)
         if any(line.text(task) not in ("0", "1") for task in line.values) and (phases_differ or name != PHASES):
             lines.append(line)
     for source, printed in cells.groupby("source", sort=False):
         bracketed = {task for task, comparable in printed["comparable"].items() if not comparable}
-        lines.append(Line(str(source), _numbers(printed["published"]), bracketed={*bracketed}))
-        lines.append(Line("difference", _numbers(printed["difference"]), form=SIGNED, bracketed=bracketed))
+        lines.append(Line(str(source), dict(printed["published"].dropna()), bracketed={*bracketed}))
+        lines.append(Line("difference", dict(printed["difference"].dropna()), form=SIGNED, bracketed=bracketed))
     return lines
 
 

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from distill_runner.common.errors import TrainingError, override
 from distill_runner.common.files import atomic_replacement
 from distill_runner.common.seeds import random_state, restore_random_state
+from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup
 
 Log = Callable[[Mapping[str, Any], int, float], None]
 """Callback that receives values by name, the step, and the epoch as a fraction."""
@@ -50,11 +52,18 @@ def save_checkpoint(file: Path, history: History, parts: dict[str, Any]) -> None
         torch.save(state | {"history": asdict(history), "random": random_state()}, partial)
 
 
-def load_checkpoint(file: Path, parts: dict[str, Any]) -> History:
-    """Restore ``parts`` and the random generators from ``file``; return its history, or a new one without a file."""
-    if not file.exists():
+def load_checkpoint(file: Path, parts: dict[str, Any], group: ProcessGroup = SINGLE_PROCESS) -> History:
+    """Restore ``parts`` and the random generators from ``file``; return its history, or a new one without a file.
+
+    Several processes take the state of the main one from the first step on: they might see an old file, or draw other
+    weights with another version of torch.
+    """
+    if group.is_main and group.size > 1 and not file.exists():
+        save_checkpoint(file, History(), parts)
+    content = group.broadcast_from_main(lambda: file.read_bytes() if file.exists() else b"")
+    if not content:
         return History()
-    state = torch.load(file, map_location="cpu", weights_only=True)
+    state = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
     for name, part in parts.items():
         part.load_state_dict(state[name])
     restore_random_state(state["random"])

@@ -9,7 +9,6 @@ its share of the examples, so accumulation and uneven updates give the same resu
 packed batches do not call.
 """
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,12 +33,6 @@ class WorkerLost(TrainingError):
     """A process of the group has died."""
 
     remedy = "Repeat the command to resume from the last checkpoint."
-
-
-class UnequalStart(TrainingError):
-    """The processes of a group would not train the same model, since they start from different states."""
-
-    remedy = "One may see an old file: repeat the command. Else compare versions of torch and of this package."
 
 
 @dataclass(frozen=True)
@@ -97,21 +90,6 @@ class ProcessGroup:
         with worker_errors():
             dist.all_reduce(message)
         return [bool(vote) for vote in message[: len(flags)]], None if counts is None else message[len(flags) :]
-
-    def require_equal(self, describe: Callable[[], str]) -> None:
-        """Compare a description of the state of each process with that of the main one; a single one describes none.
-
-        Raises:
-            UnequalStart: they differ.
-        """
-        if self.size == 1:
-            return
-        states: list[Any] = [None] * self.size
-        with worker_errors():
-            dist.all_gather_object(states, (socket.gethostname(), describe()))
-        for rank, (host, other) in enumerate(states):
-            if other != states[0][1]:
-                raise UnequalStart(f"process {rank} on {host} starts from {other}, process 0 from {states[0][1]}")
 
     def broadcast_from_main(self, compute: Callable[[], Result]) -> Result:
         """Run ``compute`` in the main process and return its result in all processes."""

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -62,7 +61,6 @@ def fit(training: Training) -> History:
         KeyboardInterrupt, TrainingPaused: training has stopped early, after writing the checkpoint.
     """
     group, history, patience = training.group, training.history, training.optim.patience
-    group.require_equal(lambda: training.state)  # by then, all processes have read the checkpoint
     if history.step:
         log.info("resuming after step %d, in epoch %d", history.step, history.epoch + 1)
     elif training.num_steps:
@@ -148,7 +146,7 @@ class Training:
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.stateful: dict[str, Any] = {"model": self.model, "method": self.method}
         self.stateful |= {"optimizer": self.optimizer, "scaler": self.scaler}
-        self.history = load_checkpoint(folder / CHECKPOINT, self.stateful)
+        self.history = load_checkpoint(folder / CHECKPOINT, self.stateful, group)
         self.last_save, self.saved_step = time.monotonic(), self.history.step
         self.per_epoch = math.ceil(len(data) / optim.batch_size)
         self.num_steps = optim.num_steps(self.per_epoch)
@@ -167,19 +165,6 @@ class Training:
             f"an example of weight 0 would change {', '.join(unweighted)}": unweighted,
         }
         return next((text for text, is_met in obstacles.items() if is_met), "")
-
-    @property
-    def state(self) -> str:
-        """Step and checksum of all weights: equal in all processes, or they would train different models."""
-        checksum = 0
-        for part in (self.model, self.method):
-            for value in part.state_dict().values():
-                if isinstance(value, torch.Tensor):
-                    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-                else:  # where a schedule stands
-                    content = repr(value).encode()
-                checksum = crc32(content, checksum)
-        return f"step {self.history.step} with weights {checksum:08x}"
 
     @property
     def progress(self) -> Progress:
