@@ -158,6 +158,34 @@ def test_unlabeled_sentences_are_a_transfer_set(
     assert built_student(tokens("method=kd", "transfer=custom", *parts, *student))
 
 
+def spans_of(row: dict[str, Any], **score: float) -> list[dict[str, Any]]:
+    """The first word of each name, as a span of the row's text."""
+    ends = (np.cumsum([len(word) + 1 for word in row["tokens"]]) - 1).tolist()
+    parts = [part for part in zip(ends, row["tokens"], row["ner_tags"], strict=True) if part[2].startswith("B-")]
+    return [{"start": end - len(word), "end": end, "label": tag[2:]} | score for end, word, tag in parts]
+
+
+@pytest.mark.parametrize("column", ["tokens", "text"])
+def test_spans_with_scores_are_soft_labels(
+    column: str, tokens: Callable[..., RunConfig], folder: Path, tmp_path: Path
+) -> None:
+    """Beside words, or beside texts with spans as labels, or in a transfer set; what is no such column is refused."""
+    for name in ("train.jsonl", "validation.jsonl"):
+        rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        for row in rows:
+            row |= {"text": " ".join(row["tokens"]) or "-", "spans": spans_of(row), "other": spans_of(row, score=0.8)}
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+    own = f"task.columns=[{column}] task.label={'spans' if column == 'text' else 'ner_tags'} teacher=labels method=kd"
+    options = f"task.dataset={tmp_path} task.test=null {own}".split()
+    parts = f"transfer=custom transfer.parts.inputs.dataset={tmp_path} transfer.parts.inputs.columns=[text]".split()
+    for more in ([], parts if column == "text" else []):
+        assert built_student(tokens(*options, *more, "task.teacher_spans=other"))
+    with pytest.raises(UserError, match=r"(?s)teacher_spans.*<column of spans"):
+        built_student(tokens(*options))
+    with pytest.raises(UserError, match=r"(?s)the score nan.*a score from 0 to 1"):
+        built_student(tokens(*options, "task.teacher_spans=spans"))
+
+
 def test_states_of_first_pieces_are_compared(tokens: Callable[..., RunConfig]) -> None:
     """``states=outputs`` takes the rows that the head reads, of packed states; ALP-KD by hand in float64."""
     shape, deeper = (EncoderShape(depth, 8, 2, 5, 100, "bert", 64) for depth in (3, 4))
@@ -313,7 +341,7 @@ def test_predicted_spans_can_be_read_again(runs: dict[str, Path], folder: Path, 
         assert all(0 < span["probability"] <= 1 for span in row["spans"])
     fields = {"dataset": str(tmp_path), "metrics": None, "epochs": 1, "validation": {"v": "validation"}}
     again = make_task(name="again", type="tokens", **fields).resolved()
-    spans = [[list(span) for span in sentence.spans] for sentence in again.examples("train").items]
+    spans = [[list(span)[:3] for span in sentence.spans] for sentence in again.examples("train").items]
     assert spans == [[[s["start"], s["end"], s["label"]] for s in json.loads(line)["spans"]] for line in lines]
 
 

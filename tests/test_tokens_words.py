@@ -1,5 +1,6 @@
 """Words, pieces and windows: no word loses its label or shifts, whatever the tokenizer; the head against padding."""
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from distill_runner.models.features import FeatureRequest
 from distill_runner.models.padded import extract_padded
 from distill_runner.tasks.tokens.sentences import Sentence, Sentences, Span
 from distill_runner.tasks.tokens.tags import TagSet
-from distill_runner.tasks.tokens.words import Words, write_words
+from distill_runner.tasks.tokens.words import Words, span_outputs, write_words
 from distill_runner.training.data import batches_with_shares
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import CachedTargets, LiveTargets
@@ -170,6 +171,19 @@ def test_spans_that_cut_a_word(wordpiece: Any, tmp_path: Path) -> None:
         split("refuse")
     assert split("extend") == (["O", "B-x", "B-y"], ["1 spans that cut a word: task.misaligned=extend, first in row 0"])
     assert split("drop")[0] == ["O", "O", "B-y"]
+
+
+def test_scores_of_spans_are_probabilities_of_words(wordpiece: Any, tmp_path: Path) -> None:
+    """The rest is O's; scores at one word are added, and divided by a sum above 1. By hand, in windows of 4 words."""
+    text = "the dogs ran to new york"
+    spans = Span(4, 8, "x", 0.7), Span(9, 12, "x", 0.75), Span(9, 12, "y", 0.5), Span(16, 24, "y", 0.9)
+    sentences = Sentences([Sentence("so", spans=()), Sentence(text, spans=spans, line="in row 1")], "train", True)
+    split = written(tmp_path, replace(sentences, items=[replace(one, spans=()) for one in sentences.items]), wordpiece)
+    probabilities = np.exp(span_outputs(sentences, split, TAGSET, "refuse"))[split.rows]
+    expected = np.zeros((7, 5))  # O, B-x, I-x, B-y, I-y
+    expected[:, 0] = 1, 1, 0.3, 0, 1, 0.1, 0.1
+    expected[2, 1], expected[3, [1, 3]], expected[5, 3], expected[6, 4] = 0.7, (0.6, 0.4), 0.9, 0.9
+    np.testing.assert_allclose(probabilities, expected, atol=1e-6)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(0, 40), st.integers(8, 40))

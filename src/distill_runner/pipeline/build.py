@@ -28,7 +28,6 @@ from distill_runner.pipeline.targets import (
     cache_bytes,
     cached_share,
     choose_cache,
-    column_outputs,
     live_reason,
     targets_spec,
     with_teacher_tokenizer,
@@ -86,6 +85,15 @@ class Pipeline:
         runtime = self.runtime
         return Device.from_name(runtime.device, runtime.precision, runtime.workers_per_gpu)
 
+    def column_outputs(self, stage: Stage) -> np.ndarray:
+        """Return the outputs (N, C) in columns of the data for the training examples of the stage.
+
+        Raises:
+            UserError: the columns do not exist, or do not hold predictions.
+        """
+        assert stage.config.task is not None
+        return stage.config.task.training_outputs(self.inputs.split(stage, stage.train_split), stage.config.transfer)
+
     def prepare(self, stage: Stage) -> None:
         """Read the inputs of all stages to build, so that missing inputs are reported before anything is trained."""
         if self.store.has(stage.spec):
@@ -95,7 +103,7 @@ class Pipeline:
         if stage.config.prediction_source is not None:
             return
         if stage.teacher is not None and stage.teacher.has_columns:
-            column_outputs(stage)
+            self.column_outputs(stage)
         with error_context(f"stages.{stage.name}"):
             if stage.model_source is not None:
                 stage.model_source.require_weights()
@@ -367,7 +375,7 @@ class _Teacher:
 
     def _write(self, folder: Path, checkpoint: int | None) -> None:
         if self.teacher.has_columns:
-            logits = column_outputs(self.stage)
+            logits = self.builder.column_outputs(self.stage)
             np.save(folder / "logits.npy", np.tile(logits, (self.stage.views or 1, 1)))
         else:
             teacher, share = self.live(checkpoint), cached_share(self.stage)

@@ -108,15 +108,3 @@ def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
         "precision": stage.precision,
         "dtype": stage.teacher_outputs,
     }
-
-
-def column_outputs(stage: Stage) -> np.ndarray:
-    """Return the outputs (N, C) in columns of the data for the training examples of the stage.
-
-    Raises:
-        UserError: the columns do not exist, or do not hold predictions.
-    """
-    task, transfer = stage.config.task, stage.config.transfer
-    assert task is not None
-    scores = task.training_scores(transfer)
-    return scores.outputs[scores.is_used]

@@ -170,6 +170,13 @@ class Task(TaskSplits):
         """
         return training_scores(self, transfer)
 
+    def training_outputs(self, split: "Split", transfer: "TransferSet | None") -> np.ndarray:
+        """Return that in the order of the outputs of the tokenized split, float32 (N, C); rows without a score are in
+        neither.
+        """
+        scores = self.training_scores(transfer)
+        return scores.outputs[scores.is_used]
+
     def prediction_width(self, transfer: "TransferSet | None") -> int:
         """Return the number of outputs of that other model for an example."""
         return self.head.num_labels
@@ -248,6 +255,7 @@ class Task(TaskSplits):
             tables: what the readers took from the files.
         """
         account = account_of_tables(split, tables, self.columns, self.label_columns)
+        account.unread = [name for name in account.unread if name not in self.prediction_columns]
         labels, names = getattr(examples, "labels", None), self.head.names or ()
         if labels is None:
             return account

@@ -450,8 +450,7 @@ class TextTask(Task):
     def account(self, split: str, examples: Examples, tables: Sequence[TableRecord]) -> SplitAccount:
         account = super().account(split, examples, tables)
         account.rows = len(examples)
-        others = {*self.prediction_columns, *([self.example_weight] if split == self.train else [])}
-        account.unread = [name for name in account.unread if name not in others]
+        account.unread = [name for name in account.unread if name != self.example_weight or split != self.train]
         if (weights := examples.weights) is not None:
             account.weights = [float(weights.min()), float(weights.max()), effective_number(weights)]
         if self.gold == "none" or (split == self.train and not self.has_train_labels):

@@ -29,6 +29,8 @@ TEXTS = ("text", "sentence", "content")
 """Names of columns of texts."""
 SPANS = ("spans", "label", "labels", "entities")
 """Names of columns of the spans of texts."""
+SCORES = ("score", "probability", "confidence")
+"""Names of how sure another model is of a span, from 0 to 1."""
 ANSWER = "answer"
 """Prodigy's column with what the annotator said of a row: accept, reject or ignore."""
 Offsets = Literal["characters", "utf16", "newlines"]
@@ -43,11 +45,12 @@ MAX_NAMES = 40
 
 
 class Span(NamedTuple):
-    """An entity: characters ``begin`` to ``end`` of a text, the latter excluded."""
+    """An entity: characters ``begin`` to ``end`` of a text, the latter excluded; NaN stands for no score."""
 
     begin: int
     end: int
     label: str
+    score: float = np.nan
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,13 @@ def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str |
 
 
 def read_sentences(
-    table: SplitTable, column: str, label: str, split: str, labeled: bool, offsets: Offsets | None = None
+    table: SplitTable,
+    column: str,
+    label: str,
+    split: str,
+    labeled: bool,
+    offsets: Offsets | None = None,
+    gold: bool = True,
 ) -> Sentences:
     """Return the sentences of a table.
 
@@ -198,6 +207,7 @@ def read_sentences(
         label: column of tags (lists) or of spans.
         labeled: whether the split needs labels; otherwise no sentence may have any.
         offsets: unit of the offsets of spans; None takes characters, or UTF-16 if the texts of the spans say so.
+        gold: whether the spans are labels; those of another model have scores, and may overlap.
     Raises:
         UserError: a row has no words, no text or no labels, or they do not fit each other. The message names the row.
     """
@@ -211,7 +221,7 @@ def read_sentences(
         marks = _as_lists(marks) or marks
     if column in WORDS or (marks is not None and all(isinstance(mark, list) for mark in marks)):
         values = _as_lists(values) or values
-    reader, answers = _Reader(split, column, label, table.class_names, offsets), table.columns.get(ANSWER)
+    reader, answers = _Reader(split, column, label, table.class_names, offsets, gold), table.columns.get(ANSWER)
     items = []
     for number, value in enumerate(values):
         if marks is not None and answers and answers[number] in ("reject", "ignore"):
@@ -234,9 +244,9 @@ class _Reader:
     """Reads rows, and counts what it decides."""
 
     def __init__(
-        self, split: str, column: str, label: str, class_names: Sequence[str] | None, offsets: Offsets | None
+        self, split: str, column: str, label: str, names: Sequence[str] | None, offsets: Offsets | None, gold: bool
     ) -> None:
-        self.split, self.column, self.label, self.class_names = split, column, label, class_names
+        self.split, self.column, self.label, self.class_names, self.gold = split, column, label, names, gold
         self.offsets, self.decisions = offsets, dict[str, list[str]]()
         self.misfits = dict.fromkeys(UNITS, 0)
 
@@ -264,6 +274,8 @@ class _Reader:
             return Sentence(text, spans=None if mark is None else self.spans(text, mark, line), line=line)
         ends = np.cumsum([len(word) + 1 for word in words]).tolist()
         ranges = tuple((end - len(word) - 1, end - 1) for word, end in zip(words, ends, strict=True))
+        if not self.gold:
+            return Sentence(text, ranges, None, self.spans(text, mark, line), line, lines)
         tags = None if mark is None else self.tags(mark, len(words), line)
         return Sentence(text, ranges, tags, line=line, lines=lines)
 
@@ -297,7 +309,7 @@ class _Reader:
             self.refuse(problem, line, "Tags are lists, such as ['O', 'B-PER']; spans have start, end and label.")
         spans = set()
         for entry in marks:
-            first, last, label, quote = self.raw_span(entry, line)
+            first, last, label, quote, score = self.raw_span(entry, line)
             begin, end = self.in_characters(text, first, last, quote, line)
             inner = text[begin:end]
             if not 0 <= begin < end <= len(text) or not inner.strip():
@@ -310,31 +322,35 @@ class _Reader:
                 self.note("spans have blanks at their ends, which are left out", line)
                 begin += len(inner) - len(inner.lstrip())
                 end -= len(inner) - len(inner.rstrip())
-            spans.add(Span(begin, end, label))
+            spans.add(Span(begin, end, label, score))
         for span, following in pairwise(sorted(spans)):
-            if following.begin < span.end:
+            if following.begin < span.end and self.gold:
                 both = " and ".join(f"'{text[one.begin : one.end]}' ({one.label})" for one in (span, following))
                 self.refuse(f"spans that overlap, {both}", line, "A word has one label: keep one of the two.")
         return tuple(sorted(spans))
 
-    def raw_span(self, entry: Any, line: str) -> tuple[int, int, str, str]:
-        """Return begin, end, label, and the text that the data give for the span, empty if they give none."""
+    def raw_span(self, entry: Any, line: str) -> tuple[int, int, str, str, float]:
+        """Return begin, end and label of a span, its text in the data, empty if they give none, and its score."""
+        score = np.nan
         try:
             if isinstance(entry, Mapping):
                 begin, end = (entry[key if key in entry else f"{key}_offset"] for key in ("start", "end"))
                 label, quote = entry["label" if "label" in entry else "labels"], entry.get("text") or ""
-                for key in [key for key in entry if status_of("spans", key) == ("named", [])]:
+                for key in [key for key in entry if status_of("spans", key) == ("named", []) and self.gold]:
                     self.note(f"spans have the key {key}, which is not read", line)
+                score = float(next((entry[key] for key in SCORES if key in entry and not self.gold), score))
             else:
                 (begin, end, label), quote = entry, ""
             if isinstance(label, list | tuple):
                 (label,) = label
             if not isinstance(label, str) or not label.strip() or label == OUTSIDE:
                 raise ValueError(f"the label {label!r}")
-            return int(begin), int(end), label.strip(), str(quote)
+            if not self.gold and not 0 <= score <= 1:
+                raise ValueError(f"the {SCORES[0]} {score}")
+            return int(begin), int(end), label.strip(), str(quote), score
         except (KeyError, TypeError, ValueError) as error:
             problem = f"a span that cannot be read ({type(error).__name__}: {error})"
-            self.refuse(problem, line, "Spans have start, end and one label.")
+            self.refuse(problem, line, "Spans have start, end and one label, and a teacher's also a score from 0 to 1.")
 
     def fitting(self, text: str, begin: int, end: int) -> dict[Offsets, bool]:
         """Return whether a span has characters and cuts no word, by the unit of its offsets."""

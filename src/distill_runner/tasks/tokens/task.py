@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.common.errors import UserError, format_list, override, quantity
 from distill_runner.common.schema import Assumption
+from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.near_copies import sketches
 from distill_runner.datasets.readers.content import SplitTable, inspect_columns, read_columns, read_table
@@ -69,6 +70,8 @@ class TokensTask(Task):
         offsets: unit of the offsets of spans: ``characters``, ``utf16``, as JavaScript counts, or ``newlines``, where
             a line end of Windows is one character; null takes characters unless the texts of the spans say otherwise.
         misaligned: what becomes of a span that cuts a word: ``refuse``, ``extend`` it to whole words, or ``drop`` it.
+        teacher_spans: column of another model's spans in the training data, for ``teacher=labels``, each with a
+            ``score``, ``probability`` or ``confidence``: that of the span's tags at its words, where the rest is O's.
     """
 
     served_reply = "[[t, labels[n]] for t, n, x in zip(text.tokens, row.argmax(-1), text.special_tokens_mask) if not x]"
@@ -98,6 +101,7 @@ class TokensTask(Task):
     class_weights: Literal["balanced"] | list[float] | None = None
     offsets: Offsets | None = None
     misaligned: Literal["refuse", "extend", "drop"] = "refuse"
+    teacher_spans: str | None = None
 
     _names_are_text = field_validator("labels", mode="before")(names_as_text)
 
@@ -120,6 +124,9 @@ class TokensTask(Task):
             problem = f"counts entities, but the labels have no {OUTSIDE}: {format_list(self.labels[:6])}"
             remedy = "For parts of speech: " + override("task.metrics", ["accuracy"])
             raise UserError("task.metrics", self.metrics[0], problem, remedy)
+        if self.teacher_spans and (tagset.outside is None or self.pieces == "all"):
+            problem, remedy = f"needs a tag {OUTSIDE}, and one output a word", "Set " + override("task.pieces", "first")
+            raise UserError(self.prediction_key, self.teacher_spans, problem, remedy)
         return self
 
     @property
@@ -135,6 +142,46 @@ class TokensTask(Task):
     @property
     def optional_columns(self) -> list[str]:
         return [ANSWER]
+
+    @property
+    def prediction_columns(self) -> list[str]:
+        return [self.teacher_spans] if self.teacher_spans else []
+
+    @property
+    def prediction_key(self) -> str:
+        return "task.teacher_spans"
+
+    @property
+    def prediction_example(self) -> str:
+        return override(self.prediction_key, "<column of spans with scores>")
+
+    def _scored_sentences(self, transfer: "TransferSet | None") -> Sentences:
+        """Return the training sentences, or those of a transfer set, with the spans of another model.
+
+        Raises:
+            UserError: there is no such column, or it has other spans than those of the task with scores.
+        """
+        (name,), text = self.prediction_columns, self.columns[0]
+        further = {name: self.prediction_key}
+        if transfer is None:
+            table = read_table(self, self.train, further)
+        else:
+            table = SplitTable(dict(zip((text, name), transfer.inputs(further), strict=True)), None)
+        sentences = read_sentences(table, text, name, self.train, True, self.offsets, gold=False)
+        sentences.require_labels(self.tagset)
+        return sentences
+
+    def training_outputs(self, split: Any, transfer: "TransferSet | None") -> np.ndarray:
+        from distill_runner.tasks.tokens.words import span_outputs
+
+        return span_outputs(self._scored_sentences(transfer), split, self.tagset, self.misaligned)
+
+    def scores_line(self, transfer: "TransferSet | None") -> AccountLine:
+        sentences = self._scored_sentences(transfer)
+        scores = [span.score for sentence in sentences.items for span in sentence.spans or ()]
+        text = f"{self.teacher_spans}: {len(scores):,} spans in {quantity(len(sentences), 'text', ',')}"
+        text += f", mean score {np.mean(scores):.2f}" if scores else ""
+        return AccountLine("scores", "; ".join([text, *sentences.remarks]))
 
     def required_columns(self, split: str) -> dict[str, str]:
         labels = dict.fromkeys([] if self.is_test(split) else self.label_columns, "label")

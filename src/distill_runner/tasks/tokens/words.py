@@ -23,6 +23,7 @@ from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import EXAMPLES_PER_CALL, TokenSplit
 from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, cut_windows, require_offsets
+from distill_runner.tasks.decoding import MIN_PROBABILITY
 from distill_runner.tasks.tokens.sentences import UNITS, Sentence, Sentences
 from distill_runner.tasks.tokens.tags import TagSet
 
@@ -171,7 +172,7 @@ def _tags(
     if sentence.tags is not None:
         return np.array([tagset.number[tag] for tag in sentence.tags], dtype=np.int64)
     tags, last = np.full(len(begins), tagset.outside, dtype=np.int64), 0
-    for begin, end, label in sentence.spans or ():
+    for begin, end, label, _ in sentence.spans or ():
         previous, first = last, int(np.searchsorted(ends, begin, side="right"))
         stop = int(np.searchsorted(begins, end, side="left"))
         if first >= stop or begins[first] != begin or ends[stop - 1] != end:
@@ -189,6 +190,26 @@ def _tags(
         tags[first:stop] = tagset.tags_of(label, stop - first)
         last = stop
     return tags
+
+
+def span_outputs(sentences: Sentences, split: Words, tagset: TagSet, misaligned: str) -> np.ndarray:
+    """Return the scores of spans as outputs of the head, logarithms of probabilities, float32 (N, C).
+
+    A span's score is the probability of its tags at its words, and the rest is that of O. Scores of several spans at
+    one word are added, and divided by their sum if it is above 1.
+    """
+    probability_NC = np.zeros((len(split.begins), len(tagset.names)))
+    for sentence, first, last in zip(sentences.items, split.bounds[:-1], split.bounds[1:], strict=True):
+        begins, ends = split.begins[first:last], split.ends[first:last]
+        for span in sentence.spans or ():
+            tags = _tags(replace(sentence, spans=(span,)), begins, ends, tagset, misaligned, sentences, [])
+            words = np.flatnonzero(tags != tagset.outside)
+            probability_NC[first + words, tags[words]] += span.score
+    probability_NC /= np.maximum(probability_NC.sum(axis=1, keepdims=True), 1)
+    probability_NC[:, tagset.outside] = 1 - probability_NC.sum(axis=1)
+    outputs_NC = np.empty(probability_NC.shape, dtype=np.float32)
+    outputs_NC[split.rows] = np.log(np.maximum(probability_NC, MIN_PROBABILITY))
+    return outputs_NC
 
 
 class _Divider:
