@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ NO_CODE = {
 }
 
 
+@cache
 def code_lines(file: Path) -> int:
     """Lines with at least one token, without comments and docstrings."""
     text = file.read_text(encoding="utf-8")

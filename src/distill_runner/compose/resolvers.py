@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError, format_value, override, quantity, suggestion
 from distill_runner.common.files import without_secrets
-from distill_runner.compose.folders import OwnConfiguration, choices
+from distill_runner.compose.folders import OwnConfiguration, all_folders, choices
 
 TEMPLATE, INHERITS, FRESH_FROM = "template", "inherits", "fresh_from"
 
@@ -113,7 +113,7 @@ def own_task_name(dataset: Any) -> str:
     """
     path = Path(str(dataset)).absolute()
     name = re.sub(r"[^\w.-]+", "_", path.stem if path.is_file() else path.name).lstrip(".") or "data"
-    return f"own_{name}" if name in choices("task") else name
+    return f"own_{name}" if any((folder / "task" / f"{name}.yaml").is_file() for folder in all_folders()) else name
 
 
 DEFAULT_ENTRY = "every"
@@ -136,7 +136,7 @@ def recipe(key: str, default: Any, entry: str | None = None, *, _root_: DictConf
     numbers, task = _root_.recipe, _root_.task.name
     if not isinstance(task, str):
         raise UserError("task.name", task, "must be text")
-    tasks = [task, DEFAULT_ENTRY] if task in numbers.get("tasks", []) else [task]
+    tasks = [task, DEFAULT_ENTRY] if task in (numbers.get("tasks") or []) else [task]
     parent = _root_.method.get("recipe")
     if parent is not None and parent not in (methods := choices("method")):
         remedy = suggestion(parent, methods) if isinstance(parent, str) else ""
