@@ -1,17 +1,19 @@
 """What dependencies keep to themselves: used in few places, and checked for the versions that are allowed."""
 
+import importlib
 import re
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import yaml
 from hydra._internal.utils import get_args_parser
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 
 import distill_runner
 from distill_runner.compose.folders import config_folder
 from distill_runner.sweeping.sweep import SLURM_LAUNCHER
+from helpers import processes
 
 SOURCE = Path(distill_runner.__file__).parents[1]
 PRIVATE = {
@@ -65,15 +67,14 @@ def test_the_parser_divides_options_from_overrides_in_any_order() -> None:
 
 def test_a_sweeper_can_be_made_whatever_was_imported_before_the_search_for_plugins() -> None:
     """The search executes the modules of plugins once more: a class of before would not be the one of then."""
-    lines = (
-        "import distill_runner.sweeping.points",
-        "from hydra.core.plugins import Plugins",
-        "Plugins.instance()",
-        "from hydra_plugins.distill_runner_grid.grid import GridSweeper",
-        "GridSweeper()",
-    )
-    ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+
+    def searched_again() -> None:
+        Singleton._instances.pop(Plugins, None)
+        Plugins.instance()
+        importlib.import_module("hydra_plugins.distill_runner_grid.grid").GridSweeper()
+
+    importlib.import_module("distill_runner.sweeping.points")
+    processes.finish(processes.start(searched_again))
 
 
 def test_no_defaults_list_names_a_choice_with_a_slash() -> None:

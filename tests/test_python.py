@@ -1,11 +1,16 @@
 """Runs and sweeps from Python: overrides as texts and mappings, and frames of results."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distill_runner import api
 from distill_runner.common.errors import UserError
+from distill_runner.sweeping import isolation
+from helpers.command import distill_run
 
 
 @pytest.mark.parametrize(
@@ -31,7 +36,18 @@ def test_an_interpolation_of_a_missing_key_is_a_mistake_of_the_user() -> None:
         api.run("task=rte", "store.dir=${nope}")
 
 
-def test_a_sweep_returns_the_frame_of_its_runs(tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path) -> None:
+def test_a_sweep_returns_the_frame_of_its_runs(
+    tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command and its points within this process, which imports once."""
+
+    def in_this_process(command: list[str], env: dict[str, str], **_: Any) -> Any:
+        monkeypatch.setenv("DISTILL_STORE_DIR", env["DISTILL_STORE_DIR"])
+        ended = distill_run(tmp_path, *command[3:])
+        return nullcontext(SimpleNamespace(stdout=(ended.err + ended.out).splitlines(keepends=True)))
+
+    monkeypatch.setattr(api, "Popen", in_this_process)
+    monkeypatch.setattr(isolation, "run_isolated", lambda run, config, preload: run(config))
     task = f"task=custom task.dataset={tiny_task_folder} task.columns=[sentence1,sentence2] task.max_length=48"
     student = f"student=pretrained student.init.source={tiny_bert_folder} teacher=labels optim.max_steps=2"
     frame = api.sweep(f"{task} {student} method=nkd", {"seed": "3,4", "optim.batch_size": 16}, outputs=tmp_path)

@@ -185,7 +185,7 @@ def can_write(writer: str, frame: Frame) -> bool:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(rows=frames, with_label=st.booleans())
 def test_any_frame_is_read_back_or_refused(
     tmp_path: Path, writer: str, rows: list[tuple[str, str]], with_label: bool
@@ -233,7 +233,7 @@ def test_a_stream_of_csv_is_text_as_it_is_written(
 LINES = [f"the film {number},{'pos' if number % 2 else 'neg'}\n" for number in range(30)]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.integers(0, 29), st.integers(0, 29), st.booleans(), st.booleans())
 def test_a_wrong_quotation_mark_never_loses_rows(
     tmp_path: Path, first: int, second: int, at_end: bool, doubled: bool

@@ -97,8 +97,8 @@ def test_gradients_are_the_numerical_ones(same: bool, tmp_path: Path) -> None:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return 3 * relation_kl(teacher, (x, x if same else y), 2, batch.groups, weights, block_size=700)
 
-    assert gradcheck(loss, (x, y))
-    assert gradcheck(lambda y: loss(x.detach(), y), (y,))
+    assert gradcheck(loss, (x, y), fast_mode=True)
+    assert gradcheck(lambda y: loss(x.detach(), y), (y,), fast_mode=True)
 
 
 def test_gradients_equal_those_of_autograd_through_padded_attention(tmp_path: Path) -> None:

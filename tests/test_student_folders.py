@@ -25,7 +25,7 @@ from helpers.built_runs import student
 from helpers.small_runs import Compose
 from helpers.words import WORDS
 
-LENGTHS = [1, 2, 7, 11, 12, 40, 300, 700, 2000]
+LENGTHS = [1, 2, 7, 11, 12, 40, 70, 200]
 TYPES: dict[str, dict[str, Any]] = {
     "classification": {"labels": ["no", "yes", "maybe"]},
     "multilabel": {"labels": ["no", "yes", "maybe"], "label": ["no", "yes", "maybe"]},
