@@ -2,8 +2,7 @@
 
 import json
 import shutil
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -385,22 +384,6 @@ def test_a_precision_of_outputs_that_are_never_cached_is_no_part_of_it(stage: Ca
     assert stage(half).key != stage().key
     for method in ("nkd", "distilbert"):
         assert stage(half, f"method={method}").key == stage(f"method={method}").key, method
-
-
-def test_an_interrupted_run_goes_on_to_the_same_student(compose: Compose, reference: Run) -> None:
-    run = Run(compose(*CKD, "runtime.log_every=1"))
-
-    def interrupting(name: str) -> Callable[[Mapping[str, Any], int, float], None]:
-        when = {"teacher": 3, "student": 6}[name]
-        return lambda values, step, epoch: signal.raise_signal(signal.SIGINT) if step == when else None
-
-    run.pipeline.log_of = interrupting
-    for _stage in ("teacher", "student"):
-        with pytest.raises(KeyboardInterrupt):
-            run.build()
-        run.pipeline.log_of = lambda name: interrupting(name) if name == "student" else run.report(name)
-    run.pipeline.log_of = run.report
-    assert run.build() == reference.build()
 
 
 @pytest.mark.parametrize("part", ["student", "teacher", "targets", "tokens"])

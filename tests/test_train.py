@@ -38,7 +38,7 @@ from distill_runner.methods.predictions import HardLabels
 from distill_runner.models.extract import Extraction, extract
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.training.config import Optim, Runtime
-from distill_runner.training.data import CorpusData, Data, Evaluation, TaskData
+from distill_runner.training.data import Data, Evaluation, TaskData
 from distill_runner.training.devices import Device
 from distill_runner.training.history import Log, TrainingDiverged
 from distill_runner.training.processes import SINGLE_PROCESS, ProcessGroup
@@ -52,7 +52,6 @@ from helpers.training_runs import (
     METHODS,
     NO_DROPOUT,
     TASK,
-    TEXT,
     Double,
     Logged,
     bert,
@@ -249,41 +248,6 @@ def test_a_finished_training_is_not_trained_further(make: Make, whole: Callable[
     again = make(seed=1, folder=whole("nkd").folder, select_best=True)
     fit(again)
     assert_same_result(whole("nkd"), again)
-
-
-def test_masked_passages_resume_too(splits: dict[str, TokenSplit], tiny_bert_folder: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
-
-    def training(name: str, seed: int, log_metrics: Log) -> Training:
-        seed_all(seed)
-        (tmp_path / name).mkdir(exist_ok=True)
-        method = parse_method(METHODS["nkd"]).make().bind(EncoderShape.from_config(bert(2)), None, Classes())
-        text = CorpusData(TEXT, splits["train"], splits["validation"], tokenizer, 3, CPU)
-        return Training(
-            BertForMaskedLM(bert(2)),
-            method,
-            text,
-            NoTeacher(),
-            optim=Optim(lr=3e-3, batch_size=16, epochs=2),
-            seed=5,
-            device=CPU,
-            runtime=Runtime(log_every=1),
-            folder=tmp_path / name,
-            log_metrics=log_metrics,
-            select_best=True,
-        )
-
-    rows: Logged = []
-    uninterrupted = training("whole", 0, log_into(rows))
-    fit(uninterrupted)
-    with pytest.raises(KeyboardInterrupt):
-        fit(training("parts", 0, stop_at(6, "SIGINT")))
-    resumed = training("parts", 1, log_into([]))
-    fit(resumed)
-    assert_same_result(uninterrupted, resumed)
-    losses = [values["loss"] for values, _, _ in rows if "loss" in values]
-    assert losses[-1] < losses[0]
-    assert set(resumed.history.epochs[0]) == {"masked_accuracy", "perplexity"}
 
 
 def test_a_second_signal_stops_at_once_and_handlers_come_back() -> None:
