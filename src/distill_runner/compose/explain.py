@@ -112,6 +112,12 @@ def user_facing_error(
         return explain(error, overrides) or error
     if not error.key.startswith("stages."):
         return error
+    parent, stage = error.key.rpartition(".")[0], error.key.split(".")[1]
+    source = next((str(name) for name in config if str(name).startswith(stage)), "")  # teacher, pretraining
+    for text in overrides if source and error.problem == "needs a value" else ():
+        if (key := text.lstrip("+").partition("=")[0]).startswith(f"{parent}."):
+            remedy = f"Set {key.replace(f'stages.{stage}', source, 1)} instead."
+            return UserError(key, OmegaConf.select(config, key), f"replaces all other options of {parent}", remedy)
     raw_settings: Any = OmegaConf.to_container(config, resolve=False)
     plain, path = {**raw_settings, "stages": inherit_stages(raw_settings)}, list[str]()
     for part in error.key.split("."):

@@ -253,17 +253,13 @@ def escaped(text: str) -> str:
 def as_mapping(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison for JSON: differences and intervals in points, p-values, and the conclusion in words."""
     examples, methods = comparison.examples, comparison.methods
-    names = ("first", "second", "task", "metric", "difference", "margin")
-    return {name: getattr(comparison, name) for name in names} | {
+    names = "first second task metric difference margin conclusion is_not_worse seeds_needed fixed_stages remarks"
+    return {name: getattr(comparison, name) for name in names.split()} | {
         "p": comparison.p_values,
         "p_holm": dict(comparison.corrected),
         "examples": examples
-        and {
-            "examples": examples.examples,
-            "units": examples.units,
-            "differing": examples.differing,
-            "interval": examples.interval and _points(*examples.interval),
-        },
+        and {name: getattr(examples, name) for name in ("examples", "units", "differing")}
+        | {"interval": examples.interval and _points(*examples.interval)},
         "seeds": comparison.shared,
         "methods": methods
         and {
@@ -273,11 +269,6 @@ def as_mapping(comparison: Comparison) -> dict[str, Any]:
             "seed_variance": 1e4 * methods.seed_variance,
             "example_variance": 1e4 * methods.example_variance,
         },
-        "conclusion": comparison.conclusion,
-        "is_not_worse": comparison.is_not_worse,
-        "seeds_needed": comparison.seeds_needed,
-        "fixed_stages": comparison.fixed_stages,
-        "remarks": comparison.remarks,
     }
 
 
