@@ -40,7 +40,7 @@ class Case:
 SCHEDULED = ("method=internal", "schedule=pid", "student.num_layers=3", "teacher.optim.epochs=1", "optim.epochs=7")
 CASES = {
     "packed, with trained parameters of the method": Case(("method=ckd", "teacher.optim.epochs=1")),
-    "padded, with torch's dropout": Case(("method=nkd", "student.init.source={albert}")),
+    "momentum of SGD": Case(("method=nkd", "optim.name=sgd", "optim.lr=0.1")),
     # The second layer is trained in epochs 2 and 3. After epoch 2, the schedule must know in which epoch it began.
     "scheduled by epochs": Case((*SCHEDULED, "schedule.limits=[1,2,2]")),
     # The watched term has a mean of 0.048 in epoch 2 and 0.031 in epoch 3, after which the third layer follows.
@@ -48,7 +48,7 @@ CASES = {
     "scheduled by thresholds": Case((*SCHEDULED, "schedule.limits=[1,3,3]", "schedule.thresholds=0.035"), (6, 11)),
     # Epoch 2 compares other teacher layers than epoch 1, and the run is stopped within it.
     "layers drawn anew in each epoch": Case(("method=rail", "student.num_layers=3", "teacher.optim.epochs=1")),
-    "momentum of SGD": Case(("method=nkd", "optim.name=sgd", "optim.lr=0.1")),
+    "padded, with torch's dropout": Case(("method=nkd", "student.init.source={albert}")),
     "loss scale of fp16": Case(("method=nkd",), precision="fp16"),
     "images with batch normalization": Case(
         (
