@@ -87,7 +87,7 @@ study-pack: $(READY) ## pack the model and the data of a STUDY for a machine wit
 
 faults: export FAULTS = long
 faults: $(READY) ## test kills, flipped bits, full disks, hub failures and wrong inputs (half an hour)
-	$(PYTEST) tests/faults $(ARGS)
+	$(PYTEST) tests/faults tests/test_generated.py $(ARGS)
 
 dist: $(READY) ## build the wheel and the source distribution in dist/ (URL=https://...: with the project's addresses)
 	rm -rf dist

@@ -176,16 +176,6 @@ def test_what_a_folder_does_not_say_is_asked_for(
         assert model.head.output_order(LABELS) is None
 
 
-@pytest.mark.parametrize("names", [NAMES["classes"], ["score"]])
-def test_another_activation_of_pipelines_is_named(names: list[str], tmp_path: Path, caplog: Any) -> None:
-    """The pipeline of transformers gives logits of a regression, and the sigmoid of a single output."""
-    kind = "regression" if len(names) > 1 else None
-    options: dict[str, Any] = {"num_labels": len(names), "id2label": dict(enumerate(names)), "problem_type": kind}
-    save(tmp_path / "m", "classes", **options)
-    ModelFolder.read(str(tmp_path / "m"))
-    assert f"config.json: problem_type={json.dumps(kind)} is not read" in caplog.text
-
-
 def test_a_model_of_others_predicts_a_file_with_its_ids_in_order(tmp_path: Path) -> None:
     save(tmp_path / "m", "classes")
     file = examples(tmp_path / "a.jsonl", "classes")

@@ -3,32 +3,23 @@
 import inspect
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers import AutoModel
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.readers.content import SplitTable
-from distill_runner.datasets.splits import TokenSplit
 from distill_runner.models.build import build
-from distill_runner.models.config import Head, ModelConfig, check_config
-from distill_runner.models.extract import extract
-from distill_runner.models.features import FeatureRequest
+from distill_runner.models.config import Head, ModelConfig
 from distill_runner.models.metadata import OF_ENCODERS, REFUSED, REPORTED, key_statuses, status_of, unread_keys
 from distill_runner.models.sources import METADATA_FILES, resolve_source
-from distill_runner.models.vectors import read_sentence_folder
 from distill_runner.tasks import make_task
-from distill_runner.tasks.tokens.sentences import read_sentences
-from distill_runner.tasks.tokens.tags import TagSet
-from helpers.families import FAMILIES, PACKED_FAMILIES, config_of
+from helpers.families import FAMILIES, config_of
 from helpers.foreign_folders import save
-from helpers.sentence_folders import folder_with
 from helpers.tiny_tokenizers import TYPES, make
 
 NO_PLACE: tuple[str, list[Any]] = (REPORTED, [])
@@ -159,28 +150,6 @@ def test_a_value_that_is_not_assumed_is_refused_or_named(file: str, key: str, st
         assert unread_keys(content, file, "m", is_encoder=False) == []
 
 
-@pytest.mark.parametrize(
-    ("file", "kind"),
-    [
-        ("config.json", "config.json"),
-        ("tokenizer_config.json", "tokenizer_config.json"),
-        ("sentence_bert_config.json", "sentence_bert_config.json"),
-        ("config_sentence_transformers.json", "config_sentence_transformers.json"),
-        ("1_Pooling/config.json", "Pooling"),
-        ("2_Dense/config.json", "Dense"),
-        ("3_Normalize/config.json", "Normalize"),
-    ],
-)
-def test_a_new_key_of_a_folder_is_named(file: str, kind: str, tmp_path: Path) -> None:
-    folder = folder_with(tmp_path / "m", {"pooling_mode": "mean"}, (5, "torch.nn.modules.activation.Tanh"))
-    content = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
-    (folder / file).write_text(json.dumps(content | {"a_new_key": 7}))
-    of_modules = read_sentence_folder(folder, "m")
-    assert of_modules is not None
-    unread = [*resolve_source(str(folder)).unread_keys, *of_modules.unread_keys]
-    assert unread == [f"{kind}: a_new_key=7"]
-
-
 def test_a_file_that_is_no_object_is_refused(tmp_path: Path) -> None:
     config_of("bert").save_pretrained(tmp_path)
     for text in ("[1]", "{"):
@@ -223,82 +192,3 @@ def test_a_kept_head_gets_images_as_its_folder_says(changes: dict[str, Any], rem
         return
     with pytest.raises(UserError, match=remedy):
         task.check_kept(resolve_source(str(tmp_path)))
-
-
-MARKED = ["{r}_{t}", "{t}-{r}", "{r}.{t}", "{t}:{r}", "{r}|{t}"]
-POSITIONS = [*MARKED, "{r} {t}", "{t}({r})", "{r}+{t}", "<{r}-{t}>", "{r}{t}"]
-
-
-@pytest.mark.parametrize("form", POSITIONS)
-@pytest.mark.parametrize("roles", ["BI", "bi", ("Begin", "Inside"), "BIES", "IE"])
-def test_tags_that_look_like_positions_are_read_or_refused(form: str, roles: Any) -> None:
-    """Never as types of their own, of which each would be an entity."""
-    names = ["O", *(form.format(r=role, t=kind) for kind in ("Per", "LOC") for role in roles)]
-    if roles in ("BI", "BIES") and form in MARKED:
-        assert TagSet.from_names(names).type_names == ("Per", "LOC")
-    elif form != "{r}{t}" or roles in ("BI", "IE"):
-        with pytest.raises(UserError, match="look like positions in one type"):
-            TagSet.from_names(names)
-        assert TagSet.from_names(names, "plain").scheme == "plain"
-    assert TagSet.from_names(["O", "E-mail", "s-corp", "LOC", "E11", "I11"]).scheme == "plain"
-
-
-def test_keys_of_spans_that_are_not_read_are_counted() -> None:
-    span = {"start": 0, "end": 2, "label": "x", "token_start": 0, "rejected": True}
-    table = SplitTable({"text": ["ab c"], "spans": [[span]]}, None)
-    assert read_sentences(table, "text", "spans", "train", True).remarks == [
-        "1 spans have the key rejected, which is not read, first in row 0"
-    ]
-
-
-EXTRAS: dict[str, Any] = {"_attn_implementation": "eager", "is_causal": True, "head_dim": 4, "embedding_size": 16}
-"""Keys that are no field of every configuration."""
-UNUSED = {"id2label", "label2id", "architectures", "transformers_version", "vocab_size", "max_position_embeddings"}
-
-
-def odd_values(value: Any) -> list[Any]:
-    """Values of a key that other configurations have."""
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, 2]
-    return [0.3] if isinstance(value, float) else ["relu", "mean", "cls"] if isinstance(value, str) else [True, 2]
-
-
-@pytest.mark.parametrize("family", PACKED_FAMILIES)
-def test_odd_configurations_compute_what_transformers_computes(family: str, tokens: TokenSplit, tmp_path: Path) -> None:
-    """Or they are refused: a decoder was packed as an encoder."""
-    base = config_of(family)
-    values = {field.name: odd_values(getattr(base, field.name, None)) for field in fields(type(base))}
-    values = {key: own for key, own in values.items() if key not in UNUSED} | {k: [v] for k, v in EXTRAS.items()}
-    equal, refused, batch = 0, set[str](), tokens.batch([3, 1, 2])
-    own = {key: value for key, value in base.to_dict().items() if key not in ("model_type", "transformers_version")}
-    for key, value in ((key, value) for key, of_key in values.items() for value in of_key):
-        try:
-            torch.manual_seed(0)
-            config = AutoConfig.for_model(family, **own | {key: value})
-            check_config(config, "", None)
-            model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
-        except Exception:  # transformers refuses it
-            continue
-        (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {key: value}, default=str))
-        try:
-            resolve_source(str(tmp_path)).config()
-        except UserError:
-            refused.add(key)
-            continue
-        ids = batch.input_ids.tensor_split(batch.starts[1:])
-        segments = batch.segments.tensor_split(batch.starts[1:])
-        pairs = [{"input_ids": i[None], "token_type_ids": s[None]} for i, s in zip(ids, segments, strict=True)]
-        names = ["input_ids", "token_type_ids"][: 1 + (getattr(config, "type_vocab_size", 0) > 1)]
-        rows = [{name: pair[name] for name in names} for pair in pairs]
-        with torch.inference_mode():
-            try:
-                expected = torch.cat([model(**row).logits for row in rows])
-            except Exception:  # its sizes do not fit
-                continue
-            actual = extract(model, batch, FeatureRequest(logits=True)).logits_OC
-        assert torch.allclose(actual, expected, atol=1e-4), (key, value)
-        equal += 1
-    assert equal > 15
-    assert refused >= ({"is_causal", "return_dict"} | ({"is_decoder"} & values.keys()))

@@ -1,9 +1,6 @@
 """Files of data, as people and programs write them: read back as they were, or refused by the name of the file."""
 
-import csv
 import gzip
-import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +17,6 @@ from distill_runner.datasets.corpora import CorpusPart, TransferSet
 from distill_runner.datasets.readers.content import (
     data_fingerprint,
     inspect_columns,
-    open_split,
     read_columns,
     read_rows,
     read_table,
@@ -62,158 +58,6 @@ def refusal(action: Callable[[], Any]) -> str:
     assert len(message.splitlines()) <= 2
     assert all(len(line) < 400 for line in message.splitlines())
     return message
-
-
-# --- Any frame, by any writer
-
-AWKWARD = [
-    "",
-    " ",
-    "007",
-    "3.10",
-    "1e3",
-    "2020-01-01",
-    "NA",
-    "null",
-    "True",
-    'he said "yes"',
-    '"quoted"',
-    "a, b",
-    "a; b",
-    "a\tb",
-    "two\nlines",
-    "two\r\nlines",
-    "ends\n",
-    "\ufeffmark",
-    "naïve 日本 🙂",
-    "=1+1",
-    "x|y",
-    "\u2028\x0b\x85",
-    "\\",
-    "\\n",
-    '\\"',
-    "'",
-]
-texts = st.one_of(st.sampled_from(AWKWARD), st.text(max_size=12), st.text('",;\t\n\r ab', max_size=12))
-LABELS = ["neg", "pos", "0", "1", "007", "-", "3.0"]
-row_like = st.builds(
-    lambda separator, rows: "".join(f"{text}{separator}{label}\n" for text, label in rows),
-    st.sampled_from([",", ";", "\t", "|"]),
-    st.lists(st.tuples(st.sampled_from(["0", "a"]), st.sampled_from(LABELS[:3])), min_size=1, max_size=2),
-)
-"""Texts whose lines look like rows of a file."""
-frames = st.one_of(
-    *(st.lists(st.tuples(text, st.sampled_from(LABELS)), min_size=1, max_size=8) for text in (texts, row_like)),
-)
-
-
-def by_csv(separator: str, quoting: Any, end: str, encoding: str) -> Callable[[Frame], bytes]:
-    def write(frame: Frame) -> bytes:
-        stream = io.StringIO(newline="")
-        writer = csv.writer(stream, delimiter=separator, quoting=quoting, lineterminator=end)
-        writer.writerow(frame)
-        writer.writerows(zip(*frame.values(), strict=True))
-        return stream.getvalue().encode(encoding)
-
-    return write
-
-
-def by_pandas(frame: Frame, **options: Any) -> bytes:
-    import pandas
-
-    return pandas.DataFrame(frame).to_csv(index=False, **options).encode()
-
-
-def by_join(frame: Frame) -> bytes:
-    rows = [list(frame), *map(list, zip(*frame.values(), strict=True))]
-    return "".join("\t".join(row) + "\n" for row in rows).encode()
-
-
-def by_json(frame: Frame, ascii_only: bool, as_lines: bool) -> bytes:
-    rows = [dict(zip(frame, row, strict=True)) for row in zip(*frame.values(), strict=True)]
-    texts = [json.dumps(row, ensure_ascii=ascii_only) for row in rows]
-    return ("".join(text + "\n" for text in texts) if as_lines else f"[{', '.join(texts)}]").encode()
-
-
-def by_columns(frame: Frame) -> bytes:
-    import pandas
-
-    return pandas.DataFrame(frame).to_json().encode()
-
-
-def by_parquet(frame: Frame) -> bytes:
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(frame), sink)
-    return sink.getvalue().to_pybytes()
-
-
-WRITERS: dict[str, tuple[str, Callable[[Frame], bytes]]] = {
-    "csv": ("train.csv", by_csv(",", csv.QUOTE_MINIMAL, "\n", "utf-8")),
-    "csv of Windows": ("train.CSV", by_csv(",", csv.QUOTE_MINIMAL, "\r\n", "utf-8-sig")),
-    "csv of German Excel": ("train.csv", by_csv(";", csv.QUOTE_MINIMAL, "\r\n", "utf-8-sig")),
-    "all quoted": ("train.csv", by_csv(",", csv.QUOTE_ALL, "\n", "utf-8")),
-    "Excel's Unicode text": ("train.csv", by_csv("\t", csv.QUOTE_MINIMAL, "\r\n", "utf-16")),
-    "bars": ("train.csv", by_csv("|", csv.QUOTE_MINIMAL, "\n", "utf-8")),
-    "pandas": ("train.csv", by_pandas),
-    "gzip": ("train.csv.gz", lambda frame: gzip.compress(by_pandas(frame))),
-    "tsv by csv": ("train.tsv", by_csv("\t", csv.QUOTE_MINIMAL, "\n", "utf-8")),
-    "tsv, all quoted": ("train.tsv", by_csv("\t", csv.QUOTE_ALL, "\n", "utf-8")),
-    "tsv by pandas": ("train.tsv", lambda frame: by_pandas(frame, sep="\t")),
-    "tsv by join": ("train.tsv", by_join),
-    "JSON lines": ("train.jsonl", lambda frame: by_json(frame, True, True)),
-    "JSON lines in UTF-8": ("train.ndjson", lambda frame: by_json(frame, False, True)),
-    "JSON list": ("train.json", lambda frame: by_json(frame, False, False)),
-    "JSON columns": ("train.json", by_columns),
-    "zstd": ("train.jsonl.zst", lambda frame: pyarrow.compress(by_json(frame, True, True), "zstd", asbytes=True)),
-    "parquet": ("train.parquet", by_parquet),
-}
-
-
-def can_write(writer: str, frame: Frame) -> bool:
-    """Whether the bytes of this writer say what the frame was.
-
-    A join of tabs cannot write tabs and line ends, nor values that look like those of a CSV writer. Python's ``csv``
-    before 3.11.9 leaves carriage returns without quotes, so that one at the end of a row reads as a part of its end.
-    """
-    values = [value for column in frame.values() for value in column]
-    if writer == "tsv by join":
-        like_csv = [value for value in values if len(value) > 1 and value[0] == value[-1] == '"']
-        has_csv = any(value == '""' or '""' in value[1:-1] for value in like_csv)
-        return not has_csv and not any(set("\t\n\r") & set(value) for value in values)
-    is_csv = not writer.startswith(("JSON", "zstd", "parquet"))
-    return not (is_csv and any(value.endswith("\r") for value in values))
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(rows=frames, with_label=st.booleans())
-def test_any_frame_is_read_back_or_refused(
-    tmp_path: Path, writer: str, rows: list[tuple[str, str]], with_label: bool
-) -> None:
-    """Whoever saves texts must get the same texts into training: a lost row or a changed value shows in no score."""
-    frame = {"text": [text for text, _ in rows]} | ({"label": [label for _, label in rows]} if with_label else {})
-    if not can_write(writer, frame):
-        return
-    name, write = WRITERS[writer]
-    (tmp_path / name).write_bytes(write(frame))
-    try:
-        assert columns(tmp_path, *frame) == frame
-    except UserError as error:
-        message = str(error)
-        assert name in message
-        assert len(message.splitlines()) <= 2
-    finally:
-        (tmp_path / name).unlink()
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_awkward_texts_are_read_back(tmp_path: Path, writer: str) -> None:
-    """Not refused: every writer but the join can write these."""
-    name, write = WRITERS[writer]
-    values = [text for text in AWKWARD if can_write(writer, {"text": [text]}) and "\r" not in text]
-    frame = {"text": values, "label": ["pos", "neg"] * (len(values) // 2) + ["pos"] * (len(values) % 2)}
-    (tmp_path / name).write_bytes(write(frame))
-    assert columns(tmp_path, *frame) == frame
 
 
 @pytest.mark.parametrize("values", [["007", "3.10"], ["NA", "null", "1e3", "2020-01-01", ""]], ids=["numbers", "mixed"])
@@ -404,49 +248,11 @@ def test_what_could_be_misread_is_refused(tmp_path: Path, files: dict[str, Any],
     assert "download it again" not in message
 
 
-CARDS = {
-    "other files": ("data_files: [{split: train, path: other.csv}]", "is other.csv in its README.md, but train.csv"),
-    "more files": ("data_files: [{split: train, path: ['train.csv', 'o*.csv']}]", "is other.csv, train.csv in its"),
-    "a folder": ("data_dir: sub", "is sub/train.csv in its README.md, but train.csv by name"),
-    "a header": ("data_files: [{split: train, path: train.csv}]\n  header: 3", "with {'header': 3} in its README.md"),
-    "a separator": ("data_files: [{split: train, path: train.csv}]\n  sep: ';'", ""),
-    "no pattern": ("data_files: [{split: train, path: 'train**'}]", ""),
-    "the same": ("data_files: [{split: train, path: train.csv}]", ""),
-    "another split": ("data_files: [{split: test, path: train.csv}]", ""),
-    "missing files": ("data_files: [{split: train, path: 'train-*'}]", ""),
-}
-
-
-@pytest.mark.parametrize("name", CARDS)
-def test_a_card_that_says_something_else_than_names_is_refused(tmp_path: Path, name: str) -> None:
-    """``load_dataset`` reads what the card says; the class names of a card are those of the numbers."""
-    config, words = CARDS[name]
-    for file in ("train.csv", "other.csv", "sub/train.csv"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(f"text\n{file}\n")
-    for names in ("{'10': new, '1': good, '2': odd, '0': bad}", "[bad, good, odd, new]"):
-        info = f"dataset_info:\n  features: [{{name: text, dtype: {{class_label: {{names: {names}}}}}}}]"
-        card = f"---\n{info}\nconfigs:\n- config_name: default\n  {config}\n---\nDonnées"
-        (tmp_path / "README.md").write_text(card, encoding="latin-1")
-        if words:
-            assert words in refusal(lambda: columns(tmp_path))
-        else:
-            assert columns(tmp_path) == {"text": ["train.csv"]}
-            with open_split(part(tmp_path), "train") as table:
-                assert table.class_names == {"text": ["bad", "good", "odd", "new"]}
-
-
 def test_two_synonyms_are_refused(tmp_path: Path) -> None:
     for name in ("val.csv", "dev.csv"):
         (tmp_path / name).write_bytes(PLAIN)
     data = part(tmp_path, validation="validation")
     assert "could be val.csv or dev.csv" in refusal(lambda: read_columns(data, "validation", ["text"]))
-
-
-@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "gb18030", "utf-8-sig"])
-def test_a_named_encoding_is_read(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "train.csv").write_bytes("text\ncafé ÿ\n".encode(encoding))
-    assert columns(tmp_path, encoding=encoding) == {"text": ["café ÿ"]}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from seqeval import metrics
 
-from distill_runner.common.errors import UserError
 from distill_runner.report.resampling import SummedScores, mean_f1_of_counts
 from distill_runner.tasks.tokens.tags import (
     SPELLINGS,
@@ -163,24 +162,6 @@ def test_tags_mean_the_same_in_every_spelling(form: str, letters: str) -> None:
     assert TAG_METRICS["f1"](scored(names, gold, predicted)) == pytest.approx(metrics.f1_score(*rows), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["O", "B-x", "y"],
-        ["O", "x-B"],
-        ["O", "B_x", "I_x", "y"],
-        ["O", "B-x", "I_x"],
-        ["B_x", "M_x", "NN"],
-        ["O", "x/B", "x/M", "x/U"],
-        ["x-B", "x-I", "B-y", "I-y"],
-    ],
-)
-def test_tags_of_two_forms_are_refused(names: list[str]) -> None:
-    with pytest.raises(UserError, match=r"task\.label") as refusal:
-        TagSet.from_names(names)
-    assert len(str(refusal.value).splitlines()) == 2
-
-
-@pytest.mark.parametrize("names", [["O", "event", "team"], ["NN", "VB", "X_S", "X_U"], ["A/B", "NN/S", "O"]])
+@pytest.mark.parametrize("names", [["O", "first_name", "last_name"], ["NN", "VB", "X_S", "X_U"], ["A/B", "NN/S", "O"]])
 def test_plain_tags_stay_plain(names: list[str]) -> None:
     assert TagSet.from_names(names).scheme == "plain"

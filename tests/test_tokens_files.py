@@ -115,60 +115,13 @@ def test_a_type_only_in_validation_is_refused(tmp_path: Path, wordpiece: Any) ->
 
 
 TEXT = "\U0001f642\U0001f642 Ann from New York "
-BEGIN = TEXT.index("Ann"), TEXT.index("New")
-
-
-def spans(shift: int = 0) -> list[tuple[int, int, str, str]]:
-    return [
-        (BEGIN[0] + shift, BEGIN[0] + shift + 3, "PER", "Ann"),
-        (BEGIN[1] + shift, BEGIN[1] + shift + 8, "LOC", "New York"),
-    ]
-
-
-EXPORTS: dict[str, Callable[[], Any]] = {
-    "spacy": lambda: [{"text": TEXT, "spans": [{"start": b, "end": e, "label": k} for b, e, k, _ in spans()]}],
-    "doccano": lambda: [
-        {
-            "id": 7,
-            "text": TEXT,
-            "entities": [{"id": 1, "label": k, "start_offset": b, "end_offset": e} for b, e, k, _ in spans()],
-            "relations": [],
-        }
-    ],
-    "label studio": lambda: [
-        {"text": TEXT, "id": 7, "label": [{"start": b, "end": e, "text": t, "labels": [k]} for b, e, k, t in spans(2)]}
-    ],
-    "trailing blanks": lambda: [
-        {"text": TEXT, "spans": [{"start": b - 1, "end": e + 1, "label": k} for b, e, k, _ in spans()]}
-    ],
-}
-
-
-@pytest.mark.parametrize("name", EXPORTS)
-def test_exports_are_read(name: str, tmp_path: Path, wordpiece: Any) -> None:
-    """With emoji in front of the spans; in JavaScript's units too, if the texts of the spans say so."""
-    rows, form = EXPORTS[name](), "json" if name == "label studio" else "jsonl"
-    text = json.dumps(rows) if form == "json" else "\n".join(map(json.dumps, rows))
-    task = task_of(save(tmp_path / "own", text, name="{}." + form))
-    assert labels_of(task, wordpiece, tmp_path / "tokens") == [{"Ann": "B-PER", "New": "B-LOC", "York": "I-LOC"}]
-    said = line_of(task)
-    assert ("UTF-16" in said) == (name == "label studio")
-    assert ("blanks at their ends" in said) == (name == "trailing blanks")
 
 
 def rows_of(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(map(json.dumps, rows))
 
 
-ANN = {"text": TEXT, "spans": [{"start": BEGIN[0], "end": BEGIN[0] + 3, "label": "PER"}]}
-
-
-def test_what_nobody_accepted_is_no_label(tmp_path: Path) -> None:
-    """Rejected annotations of Prodigy were gold."""
-    rows = [ANN | {"answer": answer} for answer in ("accept", "reject", "ignore")]
-    task = task_of(save(tmp_path / "own", rows_of(rows), name="{}.jsonl"))
-    assert len(task.examples("train")) == 1
-    assert "2 texts without an accepted annotation are left out, first in row 1" in line_of(task)
+ANN = {"text": TEXT, "spans": [{"start": 3, "end": 6, "label": "PER"}]}
 
 
 def test_the_tree_of_label_studio_is_refused_with_the_export_that_is_read(tmp_path: Path) -> None:

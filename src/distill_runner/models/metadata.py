@@ -59,11 +59,8 @@ def unread_keys(content: Any, kind: str, name: str, fields: Collection[str] = ()
     unread = []
     for key, value in content.items():
         status, assumed = status_of(kind, key)
-        if (
-            value in assumed
-            or status in ("read", "harmless")
-            or (key in fields and (status, assumed) == (REPORTED, []))
-        ):
+        is_field = key in fields and (status, assumed) == (REPORTED, [])
+        if value in assumed or status in ("read", "harmless") or is_field:
             continue
         text = f"{key}={json.dumps(value, ensure_ascii=False)[:MAX_VALUE]}"
         if status == REFUSED or (status == OF_ENCODERS and is_encoder):

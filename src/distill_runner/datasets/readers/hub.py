@@ -168,11 +168,12 @@ def _card(folder: Path) -> Mapping[str, Any]:
     return metadata if isinstance(metadata, Mapping) else {}
 
 
-def _infos(card: Mapping[str, Any], config: str) -> list[Mapping[str, Any]]:
-    """Return what the card says of a configuration: its columns and splits."""
+def _infos(card: Mapping[str, Any], config: str | None = None) -> list[Mapping[str, Any]]:
+    """Return what the card says of a configuration, or of each: its columns and splits."""
     infos = card.get("dataset_info") or []
     infos = infos if isinstance(infos, list) else [infos]
-    return [info for info in infos if isinstance(info, Mapping) and info.get("config_name", "default") == config]
+    infos = [info for info in infos if isinstance(info, Mapping)]
+    return [info for info in infos if config in (None, info.get("config_name", "default"))]
 
 
 def _split_patterns(data: Dataset, split: str, card: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
@@ -184,12 +185,12 @@ def _split_patterns(data: Dataset, split: str, card: Mapping[str, Any]) -> tuple
         UserError: the card lists other configurations, or other splits.
     """
     entries = [config for config in card.get("configs") or [] if isinstance(config, Mapping)]
-    own = [config for config in entries if "config_name" in config and {"data_files", "data_dir"} & config.keys()]
-    configs = {str(config["config_name"]): dict(config) for config in own}
+    configs = {str(config["config_name"]): dict(config) for config in entries if "config_name" in config}
     if not configs:
         return None, [f"{data.config}/*"] if data.config else ["*"]
     defaults = [name for name, config in configs.items() if config.get("default") or name == "default"]
-    name = data.config or next(iter(defaults or (configs if len(configs) == 1 else [])), None)
+    choices = defaults[:1], [*configs], [info.get("config_name") for info in _infos(card)]
+    name = data.config or next((names[0] for names in choices if len(names) == 1), None)
     if name not in configs:
         problem = "needs a value" if name is None else "no such configuration"
         remedy = f"It has: {', '.join(list(configs)[:20])}."

@@ -75,7 +75,7 @@ class Sentence:
 
     def where(self, word: int) -> str:
         """Return the place of a word, for messages."""
-        return f"line {self.lines[word]}" if self.lines else f"{self.line}, word {word}"
+        return f"line {self.lines[word]}" if self.lines else f"{self.line.removeprefix('in ')}, word {word}"
 
     def word_texts(self) -> list[str]:
         """Return the words."""
@@ -325,7 +325,7 @@ class _Reader:
             spans.add(Span(begin, end, label, score))
         for span, following in pairwise(sorted(spans)):
             if following.begin < span.end and self.gold:
-                both = " and ".join(f"'{text[one.begin : one.end]}' ({one.label})" for one in (span, following))
+                both = " and ".join(f"{text[one.begin : one.end]!r} ({one.label})" for one in (span, following))
                 self.refuse(f"spans that overlap, {both}", line, "A word has one label: keep one of the two.")
         return tuple(sorted(spans))
 
@@ -335,13 +335,13 @@ class _Reader:
         try:
             if isinstance(entry, Mapping):
                 begin, end = (entry[key if key in entry else f"{key}_offset"] for key in ("start", "end"))
-                label, quote = entry["label" if "label" in entry else "labels"], entry.get("text") or ""
+                label, quote = [entry[key] for key in ("label", "labels") if key in entry], entry.get("text") or ""
                 for key in [key for key in entry if status_of("spans", key) == ("named", []) and self.gold]:
                     self.note(f"spans have the key {key}, which is not read", line)
                 score = float(next((entry[key] for key in SCORES if key in entry and not self.gold), score))
             else:
                 (begin, end, label), quote = entry, ""
-            if isinstance(label, list | tuple):
+            while isinstance(label, list | tuple):
                 (label,) = label
             if not isinstance(label, str) or not label.strip() or label == OUTSIDE:
                 raise ValueError(f"the label {label!r}")
@@ -372,7 +372,7 @@ class _Reader:
                     self.note(f"spans count in {UNITS[unit]}, as their texts show", line)
                 return first, last
         if self.offsets is None:
-            problem = f"a span of '{text[begin:end][:40]}' whose text is '{quote[:40]}'"
+            problem = f"a span of {text[begin:end][:40]!r} whose text is {quote[:40]!r}"
             self.refuse(problem, line, "Repair or remove it.")
         self.note("spans have another text than the one that they name", line)
         return first, last

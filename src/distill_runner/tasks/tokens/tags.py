@@ -30,15 +30,15 @@ INVENTORIES = ("BI", "BIES", "BMES", "BILU")
 """Prefixes that a type has in the schemes, so that a type gets all of its tags even if the data lack one."""
 SPELLINGS = tuple(form for mark in "-_/.:|" for form in (f"{{0}}{mark}{{1}}", f"{{1}}{mark}{{0}}"))
 """How tags are written, as formats of the letter of a role and of a type, the most usual first: B-PER, PER-B, B_PER."""
-_ROLE = (
-    "(?P<begin>b(egin(ning)?)?|start|first)|(?P<inside>in?|inside|m(iddle)?)|(?P<end>e(nd)?|l(ast)?)|s(ingle)?|u(nit)?"
-)
+_ROLE = "(?P<B>b(egin(ning)?)?)|(?P<I>i(n(side)?)?|m)|(?P<E>e(nd)?|l(ast)?)|(?P<S>s(ingle)?|u(nit)?)"
 _LOOKS_LIKE_ROLE = (
     re.compile(rf"\W*(?i:{_ROLE})[\W_]+(?P<type>.+?)\W*"),
     re.compile(rf"\W*(?P<type>.+?)[\W_]+(?i:{_ROLE})\W*"),
-    re.compile(r"(?:(?P<begin>B)|(?P<inside>I)|(?P<end>E))(?P<type>[^\W\d].+)"),
+    re.compile(rf"(?i:{_ROLE})(?P<type>[A-Z].+)"),
 )
-"""Tags that name a role in another way than ``SPELLINGS``: b-PER, Begin-PER, PER(B), BPER."""
+"""Tags that name a role in another way than ``SPELLINGS``: b-PER, Begin-PER, PER(B), BPER. first_name names none."""
+_LETTER = r"(B(egin(ning)?)?|I(nside)?|[MELSU])"
+_HAS_LETTER = re.compile(rf"\W*{_LETTER}[\W_].+|.+[\W_]{_LETTER}\W*", re.IGNORECASE | re.DOTALL)
 _MISSPELLED = re.compile(r"[BI]|[BI]_.+|.+-[BI]", re.DOTALL)
 
 
@@ -88,6 +88,11 @@ class TagSet:
     def number(self) -> dict[str, int]:
         """Index of each tag."""
         return {name: index for index, name in enumerate(self.names)}
+
+    @property
+    def like_roles(self) -> list[str]:
+        """Plain tags that begin or end with the letter of a role, such as E-mail."""
+        return [name for name in self.names if self.scheme == "plain" and _HAS_LETTER.fullmatch(name)]
 
     @cached_property
     def outside(self) -> int | None:
@@ -200,14 +205,14 @@ def spelling(typed: Sequence[str]) -> tuple[str, list[tuple[str, str]]] | None:
 def _require_types(typed: Sequence[str]) -> None:
     """Raise a UserError if two tags differ only in what looks like their roles, such as b-PER and i-PER."""
     for pattern in _LOOKS_LIKE_ROLE:
-        matches = [(match, name) for name in typed if (match := pattern.fullmatch(name))]
-        begun, ends = ({match["type"]: name for match, name in matches if match[role]} for role in ("begin", "end"))
-        for match, name in matches:
-            others = {} if match["begin"] else ends | begun if match["inside"] else begun
-            if other := others.get(match["type"]):
-                problem = f"has {other} and {name}, which look like positions in one type"
-                remedy = f"Write B-{match['type']} and I-{match['type']}, or if each is a type: "
-                remedy += override("task.scheme", "plain")
+        tags = dict[str, dict[str, str]]()  # type -> role -> tag
+        for match in filter(None, map(pattern.fullmatch, typed)):
+            role = next(role for role in "BIES" if match[role])
+            tags.setdefault(match["type"], {})[role] = match[0]
+        for kind, own in tags.items():
+            if len(own) > 1:
+                problem = f"has {' and '.join([*own.values()][:2])}, which look like positions in one type"
+                remedy = f"Write B-{kind} and I-{kind}, or if each is a type: " + override("task.scheme", "plain")
                 raise UserError("task.label", None, problem, remedy)
 
 

@@ -18,7 +18,7 @@ from distill_runner.datasets.readers.content import SplitTable, inspect_columns,
 from distill_runner.datasets.readers.table import LIST, TableRecord
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import balanced_weights, check_names, names_as_text, weights_in_losses
-from distill_runner.tasks.split_account import SplitAccount
+from distill_runner.tasks.split_account import SplitAccount, short_list
 from distill_runner.tasks.task import ExamplePredictions, Task
 from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.tasks.tokens.sentences import (
@@ -275,6 +275,8 @@ class TokensTask(Task):
         account.blank = sum(not sentence.text.strip() for sentence in examples.items)
         account.label += f" ({tagset.scheme.upper()})" if account.label else ""
         account.warnings += examples.remarks
+        if similar := short_list(tagset.like_roles):
+            account.warnings.append(f"{similar} look like positions, and are read as types of their own")
         if examples.has_spans:
             labels = [span.label for sentence in examples.items for span in sentence.spans or ()]
             account.counts = {name: labels.count(name) for name in tagset.type_names}
@@ -347,11 +349,8 @@ class TokensTask(Task):
 
     def prediction_warnings(self, outputs: np.ndarray, split: Any) -> list[str]:
         scores = self.tag_scores(outputs, split)
-        return (
-            ["the student predicts no entity"]
-            if len(scores.gold_entities) > len(scores.predicted_entities) == 0
-            else []
-        )
+        has_none = len(scores.gold_entities) > len(scores.predicted_entities) == 0
+        return ["the student predicts no entity"] * has_none
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
         """Save the counts of each sentence for each metric, and the predicted tags; paired tests resample sentences."""

@@ -178,7 +178,7 @@ def _tags(
         if first >= stop or begins[first] != begin or ends[stop - 1] != end:
             if misaligned == "refuse":
                 word = sentence.text[begins[first] : ends[stop - 1]] if first < stop else ""
-                span = f"the span '{sentence.text[begin:end]}', which cuts the word '{word}', {sentence.line}"
+                span = f"the span {sentence.text[begin:end]!r}, which cuts the word {word!r}, {sentence.line}"
                 problem, other = f"split '{sentences.split}' has {span}", sentences.other_offsets
                 remedy = "Repair it, or " + override("task.misaligned", "extend") + " (whole words), or drop."
                 if other is not None:
