@@ -62,19 +62,23 @@ def another(rng: Any, value: Any) -> Any:
     if isinstance(value, int | float):
         return rng.choice([one for one in (0, 1, 2, 8, value + 1, -value, value / 4) if one != value])
     if isinstance(value, str):
-        return rng.choice(["left", "cls", "mean", "max", "relu", "dot", "none", "a", value.upper(), value + "2"])
+        return (
+            "left"
+            if value == "right"
+            else rng.choice(["cls", "sigmoid", "mean", "max", "relu", "dot", "none", "a", value.upper(), value + "2"])
+        )
     if isinstance(value, dict) and value:
         return value | {(key := rng.choice(sorted(value))): another(rng, value[key])}
     return rng.choice([[], ["a"], value[::-1]]) if isinstance(value, list) else {"a": 1}
 
 
-def with_odd_key(rng: Any, folder: Path, *further: str) -> str:
-    """Give one key of one metadata file another value, or the file a further key."""
+def with_odd_key(rng: Any, folder: Path, **further: Any) -> str:
+    """Give one key of one metadata file another value, or the file another value of a further key."""
     files = [file for file in folder.rglob("*.json") if "config" in file.name or file.name == "modules.json"]
     content = json.loads((file := rng.choice(sorted(files))).read_text())
     entry = rng.choice(content) if isinstance(content, list) else content
     key = rng.choice(sorted({*entry, *further, "a_new_key"}))
-    entry[key] = another(rng, entry.get(key))
+    entry[key] = another(rng, entry.get(key, further.get(key)))
     file.write_text(json.dumps(content))
     return re.escape(f"{key}=")
 
@@ -90,7 +94,7 @@ def sentence_encoder(rng: Any, folder: Path) -> Case:
     folder_with(folder, pooling, dense, rng.random() < 0.5, own)
     if rng.random() < 0.7:
         library.SentenceTransformer(str(folder), device="cpu").save(str(folder))
-    key = with_odd_key(rng, folder, "truncate_dim", "truncation_side", "padding_side", "max_seq_length")
+    key = with_odd_key(rng, folder, truncate_dim=8, truncation_side="right", padding_side="right", max_seq_length=9)
 
     def expected() -> Any:
         model = library.SentenceTransformer(str(folder), device="cpu")
@@ -143,7 +147,7 @@ def classifier(rng: Any, folder: Path) -> Case:
         content["problem_type"] = rng.choice(["regression", f"single_{kind}", f"multi_{kind}"])
     (folder / "config.json").write_text(json.dumps(content))
     if content == json.loads((classifier_of(content["model_type"], count) / "config.json").read_text()):
-        key = with_odd_key(rng, folder, "function_to_apply", "truncation_side", "sentence_transformers", "is_causal")
+        key = with_odd_key(rng, folder, function_to_apply="softmax", truncation_side="right", is_causal=False)
     (file := folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
 
     def expected() -> Any:
@@ -276,7 +280,10 @@ def card(rng: Any, folder: Path) -> Case:
     entry |= {"data_dir": rng.choice(["sub", "data", "."])} if rng.random() < 0.1 else {}
     options = vars(CsvConfig())
     if rng.random() < 0.4:
-        key, values = rng.choice(sorted(options)), [0, 1, "#", ";", ["label", "text"], ["x", "label"], {"text": "a"}]
+        key, values = (
+            rng.choice([*sorted(options), *["skiprows", "nrows", "names"] * 9]),
+            [0, 1, "#", ";", ["label", "text"], ["x", "label"], {"text": "a"}],
+        )
         entry[key] = rng.choice(values) if options[key] is None else another(rng, options[key])
     names = rng.choice([[f"c{n}" for n in range(11)], {str(n): f"c{n}" for n in rng.sample(range(11), 11)}])
     features = [{"name": "text", "dtype": "string"}, {"name": "label", "dtype": {"class_label": {"names": names}}}]
