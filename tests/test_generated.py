@@ -345,7 +345,7 @@ def annotations(rng: Any, folder: Path) -> Case:
         logging.getLogger("distill_runner").warning(examples.remarks)
         with TemporaryDirectory() as scratch:
             task.write(Path(scratch), examples, tiny_tokenizers.make("bert"))
-        return [[*map(list, sentence.spans or ())] for sentence in examples.items]
+        return [[[*span[:3]] for span in sentence.spans or ()] for sentence in examples.items]
 
     words = NONE if target is row else f"key {key}"
     return lambda: [spans] * (not is_left_out) + [[], spans], actual, words
