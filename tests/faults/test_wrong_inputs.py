@@ -97,7 +97,8 @@ def attempt(place: Path, tally: Counter[str]) -> Try:
 
 
 PLANNED = re.compile(
-    r"(build|hit|stage|trying|data|scores|lengths|weights|warning:) |assumptions, |[\w.]+  +\S|recipe|  [\w.]+=\S*: "
+    r"(build|hit|stage|trying|data|scores|lengths|weights|warning:) |assumptions, |[\w.]+  +\S| {6,}\S|recipe"
+    r"|  [\w.]+=\S*: "
 )
 """Lines of a plan."""
 
