@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
@@ -79,6 +79,7 @@ LINES = [f"the film {number},{'pos' if number % 2 else 'neg'}\n" for number in r
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.integers(0, 29), st.integers(0, 29), st.booleans(), st.booleans())
+@example(0, 29, True, False)
 def test_a_wrong_quotation_mark_never_loses_rows(
     tmp_path: Path, first: int, second: int, at_end: bool, doubled: bool
 ) -> None:

@@ -171,7 +171,8 @@ class DelimitedReader(Reader):
         mark, and the last one, with those behind it.
 
         Raises:
-            FileProblem: all lines of a value look like rows, one of them with a value of a row of one line.
+            FileProblem: all lines of a value look like rows, one of them with a value of a row of one line, or they are
+                the whole file.
         """
         width, num_rows = len(self._first_row), 0
         counters = [Counter[str]() for _ in range(width)]
@@ -192,7 +193,7 @@ class DelimitedReader(Reader):
             sizes = [len(counters[i]) + len(own[i].keys() - counters[i].keys()) for i in range(width)]
             few = [i for i, size in enumerate(sizes) if size <= MAX_VALUES and 2 * size <= num_rows + len(lines)]
             repeated = all(any(one[i] and counters[i][one[i]] + own[i][one[i]] > 1 for i in few) for one in lines)
-            if repeated and any(counters[i].keys() & own[i].keys() - {""} for i in few):
+            if repeated and (num_rows == 1 or any(counters[i].keys() & own[i].keys() - {""} for i in few)):
                 problem = f"the quotation mark in line {line + self._skipped} swallows the rows up to line"
                 remedy = 'Inside a value, a mark is written "". If its lines only look like rows, save it as .jsonl.'
                 raise FileProblem(f"{problem} {line + self._skipped + len(lines) - 1}", remedy)
