@@ -170,11 +170,8 @@ FORMS += ["{r}+{t}", "<{r}-{t}>"]
 
 
 def tags(rng: Any, folder: Path) -> Case:
-    scheme, form, kinds = (
-        rng.choice([*ROLES]),
-        rng.choice([*FORMS, "{r}{t}"]),
-        ["PER", "LOC", "A-B"][: rng.randint(1, 3)],
-    )
+    scheme, form = rng.choice([*ROLES]), rng.choice([*FORMS, "{r}{t}"])
+    kinds = ["PER", "LOC", "A-B"][: rng.randint(1, 3)]
     begin, inside, end, single = list(ROLES[scheme])
     spell = rng.choice([str, str, str.lower, {"B": "Begin", "I": "Inside", "E": "end"}.get])
     rows = list[list[str]]()
@@ -280,10 +277,8 @@ def card(rng: Any, folder: Path) -> Case:
     entry |= {"data_dir": rng.choice(["sub", "data", "."])} if rng.random() < 0.1 else {}
     options = vars(CsvConfig())
     if rng.random() < 0.4:
-        key, values = (
-            rng.choice([*sorted(options), *["skiprows", "nrows", "names"] * 9]),
-            [0, 1, "#", ";", ["label", "text"], ["x", "label"], {"text": "a"}],
-        )
+        key = rng.choice([*sorted(options), *["skiprows", "nrows", "names"] * 9])
+        values: list[Any] = [0, 1, "#", ";", ["label", "text"], ["x", "label"], {"text": "a"}]
         entry[key] = rng.choice(values) if options[key] is None else another(rng, options[key])
     names = rng.choice([[f"c{n}" for n in range(11)], {str(n): f"c{n}" for n in rng.sample(range(11), 11)}])
     features = [{"name": "text", "dtype": "string"}, {"name": "label", "dtype": {"class_label": {"names": names}}}]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import BertModel
+from transformers import AutoTokenizer, BertModel
 
 from distill_runner.common.errors import UserError
+from distill_runner.datasets.tokenization import save_tokenizer
 from distill_runner.models.build import build, load_model
 from distill_runner.models.config import Head, ModelConfig, VectorOptions
 from distill_runner.models.sources import resolve_source
@@ -98,6 +99,23 @@ def test_the_padded_forward_gives_the_packed_vectors(tmp_path: Path) -> None:
         assert padded == pytest.approx(vectors, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"pooling": {"pooling_mode": ["cls", "mean"]}}, r"pooling cls \+ mean"),
+        ({"pooling": {"pooling_mode": "max"}}, "pooling max"),
+        ({"dense": (4, "torch.nn.modules.activation.PReLU")}, "dense layer with PReLU"),
+        ({"dense": (4, "my_package.ReLU")}, r"dense layer with my_package\.ReLU"),
+        ({"prompts": {"similarity_fn_name": "maxsim"}}, "similarity_fn_name=maxsim"),
+        ({"prompts": {"prompts": {"q": "a"}, "default_prompt_name": "Q"}}, "default_prompt_name=Q, but no prompt"),
+    ],
+)
+def test_what_is_not_read_is_refused(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", **({"pooling": {"pooling_mode": "mean"}} | change))
+    with pytest.raises(UserError, match=problem):
+        own_vectors(folder, tmp_path / "texts")
+
+
 def test_modules_run_in_the_order_of_their_list(tmp_path: Path) -> None:
     """As in sentence-transformers: the numbers say nothing, and the last module of a name takes its place."""
     folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"}, (5, "torch.nn.modules.activation.Tanh"))
@@ -140,6 +158,32 @@ def test_a_task_takes_similarity_and_prompts_of_the_folder_and_students_keep_the
                 ["a b: ", "c ", "d ", ""] if kind == "embeddings" else ["", "", "d ", "e: "]
             )
     assert task_with(type=kind).with_model(list).data_summary.items() >= new_values.items()
+
+
+@pytest.mark.parametrize(("side", "pooling"), [(side, mode) for side in ("left", "right") for mode in ("mean", "cls")])
+def test_padding_and_truncation_on_either_side(side: str, pooling: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", {"pooling_mode": pooling})
+    tokenizer = resolve_source(str(folder)).tokenizer()
+    tokenizer.padding_side = tokenizer.truncation_side = side
+    tokenizer.save_pretrained(folder)
+    model, vectors = own_vectors(folder, tmp_path / "texts")
+    options: dict[str, Any] = {"padding": True, "truncation": True, "max_length": 16, "return_tensors": "pt"}
+    tokens = AutoTokenizer.from_pretrained(folder)(TEXTS, **options)
+    with torch.no_grad():
+        states = model.encoder.eval()(**tokens).last_hidden_state
+    mask = tokens["attention_mask"]
+    first = states[range(len(TEXTS)), mask.argmax(1)]
+    mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    expected = torch.nn.functional.normalize(mean if pooling == "mean" else first, dim=-1).numpy()
+    assert vectors == pytest.approx(expected, abs=1e-5)
+    with torch.no_grad():
+        assert model(**tokens).sentence_embedding.numpy() == pytest.approx(vectors, abs=1e-5)
+    save_tokenizer(tokenizer, tmp_path / "saved", 16)
+    saved = json.loads((tmp_path / "saved" / "tokenizer.json").read_text())
+    cut = saved["truncation"]
+    assert (cut["max_length"], cut["direction"].lower(), saved["padding"]) == (16, side, None)
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert (again.model_max_length, again.padding_side) == (16, "right")
 
 
 def test_longer_texts_than_the_folder_s_are_refused(tmp_path: Path) -> None:
