@@ -6,7 +6,6 @@ torch and transformers are imported only when a run starts, so that ``--help`` a
 import logging
 import shutil
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,8 +75,6 @@ def compose_and_run(arguments: Sequence[str]) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         return {}
 
-    # conf/hydra/launcher/submitit_slurm.yaml has the name of Hydra's plugin on purpose, whose schema checks it.
-    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
     sys.argv[1:] = arguments  # Hydra reads its arguments here
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(start)()

@@ -170,3 +170,9 @@ def configure_hub_client() -> None:
     hub_logging.set_verbosity(logging.CRITICAL)
     for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+# Launchers
+
+# conf/hydra/launcher/submitit_slurm.yaml has the name of Hydra's plugin on purpose, whose schema checks it.
+warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
