@@ -62,11 +62,8 @@ def another(rng: Any, value: Any) -> Any:
     if isinstance(value, int | float):
         return rng.choice([one for one in (0, 1, 2, 8, value + 1, -value, value / 4) if one != value])
     if isinstance(value, str):
-        return (
-            "left"
-            if value == "right"
-            else rng.choice(["cls", "sigmoid", "mean", "max", "relu", "dot", "none", "a", value.upper(), value + "2"])
-        )
+        words = ["cls", "sigmoid", "mean", "max", "relu", "dot", "none", "a", value.upper(), value + "2"]
+        return "left" if value == "right" else rng.choice(words)
     if isinstance(value, dict) and value:
         return value | {(key := rng.choice(sorted(value))): another(rng, value[key])}
     return rng.choice([[], ["a"], value[::-1]]) if isinstance(value, list) else {"a": 1}

@@ -18,6 +18,7 @@ from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.pretraining import train_wordpiece
+from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.methods.base import Progress
 from distill_runner.methods.hidden_states import HiddenStateLoss
 from distill_runner.methods.layer_mapping import LayerMapping
@@ -173,13 +174,18 @@ def test_spans_with_scores_are_soft_labels(
     for name in ("train.jsonl", "validation.jsonl"):
         rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
         for row in rows:
-            row |= {"text": " ".join(row["tokens"]) or "-", "spans": spans_of(row), "other": spans_of(row, score=0.8)}
+            other = [*spans_of(row, score=0.5), *spans_of(row, score=0.3)]  # they overlap
+            row |= {"text": " ".join(row["tokens"]) or "-", "spans": spans_of(row), "other": other}
         (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
     own = f"task.columns=[{column}] task.label={'spans' if column == 'text' else 'ner_tags'} teacher=labels method=kd"
     options = f"task.dataset={tmp_path} task.test=null {own}".split()
     parts = f"transfer=custom transfer.parts.inputs.dataset={tmp_path} transfer.parts.inputs.columns=[text]".split()
     for more in ([], parts if column == "text" else []):
-        assert built_student(tokens(*options, *more, "task.teacher_spans=other"))
+        run = tokens(*options, *more, "task.teacher_spans=other")
+        assert built_student(run)
+    task: Any = resolve_stage(run.stages, "student", "fp32").config.task
+    with recorded_tables() as tables:
+        assert "other" not in task.account("train", task.examples("train"), tables).unread
     with pytest.raises(UserError, match=r"(?s)teacher_spans.*<column of spans"):
         built_student(tokens(*options))
     with pytest.raises(UserError, match=r"(?s)the score nan.*a score from 0 to 1"):
