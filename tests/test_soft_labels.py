@@ -21,6 +21,7 @@ from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Store
 from distill_runner.pipeline.targets import targets_spec, with_teacher_tokenizer
+from distill_runner.report.result import scores_by_class
 
 Compose = Callable[..., RunConfig]
 SHORT = ["method=rkd", "teacher.optim.epochs=1", "optim.epochs=1"]
@@ -162,8 +163,7 @@ def test_an_ensemble_is_the_mean_of_its_teachers(
     said = np.load(pipeline.store.get(targets_spec(stage, None), lambda folder: None) / "logits.npy").astype(np.float64)
     of_members = []
     for number in (1, 2):
-        alone, _ = student(compose(*SHORT, f"teacher.source={[tiny_bert_folder, other_vocabulary][number - 1]}"))
-        assert alone.teacher is not None
+        alone: Any = student(compose(*SHORT, f"teacher.source={[tiny_bert_folder, other_vocabulary][number - 1]}"))[0]
         assert stage.teacher.members[number - 1].spec["data"] == alone.teacher.spec["data"]
         member = stage.teacher.members[number - 1]
         view = with_teacher_tokenizer(stage, member)
@@ -177,6 +177,7 @@ def test_an_ensemble_is_the_mean_of_its_teachers(
     np.testing.assert_allclose(np.exp(said), 0.75 * of_members[0] + 0.25 * of_members[1], atol=1e-6)
     metrics = json.loads((pipeline.build(stage.teacher) / "metrics.json").read_text())
     assert 0 <= metrics["metrics"]["accuracy"] <= 1
+    assert all("teacher_recall" in own for own in scores_by_class(stage, pipeline)["validation"].values())
 
 
 @pytest.mark.parametrize(

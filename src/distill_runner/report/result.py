@@ -367,7 +367,8 @@ def _outputs(stage: Stage, pipeline: Pipeline, artifact: Path) -> dict[str, tupl
     splits = stage.config.task.validation if stage.config.task else {}
     files = {name: artifact / PREDICTIONS.format(name) for name in splits}
     existing = {name: file for name, file in files.items() if file.exists()}
-    return {name: (np.load(file), pipeline.inputs.split(stage, splits[name])) for name, file in existing.items()}
+    reader = stage.members[0] if stage.members else stage  # an ensemble has no tokenizer of its own
+    return {name: (np.load(file), pipeline.inputs.split(reader, splits[name])) for name, file in existing.items()}
 
 
 def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dict[str, float]]]:
