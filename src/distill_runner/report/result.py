@@ -109,7 +109,7 @@ def _steps_in_all(stage: Stage, pipeline: Pipeline) -> int | None:
 
 
 def describe_run(run: RunConfig) -> dict[str, Any]:
-    """Return what is known of a run before it starts, so that runs that fail are git too."""
+    """Return what is known of a run before it starts, so that runs that fail are described too."""
     student = run.stages["student"]
     data = student.task or student.corpus
     assert data is not None
