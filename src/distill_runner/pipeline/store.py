@@ -252,13 +252,12 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Replace the files in ``target`` by copies of those below ``source``; their mode follows the umask."""
-
-    def copy(original: str, place: str) -> None:
-        with atomic_replacement(Path(place)) as partial:
-            shutil.copyfile(original, partial)
-
-    shutil.copytree(source, target, copy_function=copy, dirs_exist_ok=True)
+    """Replace the files in ``target`` by copies of those below ``source``; all modes follow the umask."""
+    for file in filter(Path.is_file, source.rglob("*")):
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_replacement(copy) as partial:
+            shutil.copyfile(file, partial)
 
 
 def remove(path: Path) -> None:
