@@ -59,13 +59,13 @@ def test_a_transfer_set_is_accounted_for_before_it_is_tokenized(tmp_path: Path, 
     """A plan without its lines hides that all unlabeled texts are cut, or that the wrong column was read."""
     texts = tmp_path / "texts"
     texts.mkdir()
-    (texts / "train.csv").write_text("body,label\n" + "some words,1\n" * 6, encoding="utf-8")
+    (texts / "train.csv").write_text("body,label,z0,z1\n" + "some words,1,0,1\n" * 6, encoding="utf-8")
     part = f"{{dataset: {texts}, columns: [body]}}"
     own = save(tmp_path / "d", train=ROWS[:20], validation=ROWS[40:])
     overrides = ("method=kd", "student=truncated", "transfer=custom", f"transfer.parts={{inputs: {part}}}")
-    lines = lines_of(compose, own, *overrides)
+    lines = lines_of(compose, own, *overrides, "teacher=labels", "task.probabilities=[z0,z1]")
     assert "train.csv 6 rows" in lines["data"].text
-    assert "text = body; not read: label" in lines["data"].text
+    assert lines["data"].text.endswith("text = body; not read: label"), "the scores are read"
     assert "lengths" in lines
 
 

@@ -179,7 +179,7 @@ def account_of_examples(stage: Stage, name: str, examples: Any, tables: list[Tab
     if transfer is None or name != TRANSFER:
         return account
     texts = list(dict.fromkeys(column for part in transfer.parts.values() for column in part.columns))
-    of_files = account_of_tables(name, tables, texts, [])
+    of_files = account_of_tables(name, tables, texts, task.prediction_columns)
     return replace(account, texts=texts, label="", unread=of_files.unread)
 
 
