@@ -244,8 +244,8 @@ def test_a_configuration_of_many_is_fetched_alone(hub: Hub, work: Path, tiny_tas
     for name in ("first", "second"):
         shutil.copytree(tiny_task_folder, place / name)
     splits = "".join(f"  - split: {split}\n    path: first/{split}.csv\n" for split in ("train", "validation"))
-    configs = f"- config_name: first\n  data_files:\n{splits}"
-    (place / "README.md").write_text(f"---\nconfigs:\n{configs}{configs.replace('first', 'second')}---\n")
+    configs, info = f"- config_name: first\n  data_files:\n{splits}", "dataset_info: [config_name: 3]\n"
+    (place / "README.md").write_text(f"---\n{info}configs:\n{configs}{configs.replace('first', 'second')}---\n")
     for file in place.glob("*.csv"):
         file.unlink()
     assert "task.config: needs a value in acme/pairs on the hub\n  It has: first, second." in planned(work).err

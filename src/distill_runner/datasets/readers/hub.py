@@ -172,8 +172,7 @@ def _infos(card: Mapping[str, Any], config: str | None = None) -> list[Mapping[s
     """Return what the card says of a configuration, or of each: its columns and splits."""
     infos = card.get("dataset_info") or []
     infos = infos if isinstance(infos, list) else [infos]
-    infos = [info for info in infos if isinstance(info, Mapping)]
-    return [info for info in infos if config in (None, info.get("config_name", "default"))]
+    return [own for own in infos if isinstance(own, Mapping) and config in (None, own.get("config_name", "default"))]
 
 
 def _split_patterns(data: Dataset, split: str, card: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
@@ -189,19 +188,19 @@ def _split_patterns(data: Dataset, split: str, card: Mapping[str, Any]) -> tuple
     if not configs:
         return None, [f"{data.config}/*"] if data.config else ["*"]
     defaults = [name for name, config in configs.items() if config.get("default") or name == "default"]
-    choices = defaults[:1], [*configs], [info.get("config_name") for info in _infos(card)]
-    name = data.config or next((names[0] for names in choices if len(names) == 1), None)
+    described = [name for info in _infos(card) if (name := str(info.get("config_name"))) in configs]
+    name = data.config or next((names[0] for names in (defaults[:1], [*configs], described) if len(names) == 1), None)
     if name not in configs:
         problem = "needs a value" if name is None else "no such configuration"
         remedy = f"It has: {', '.join(list(configs)[:20])}."
         raise UserError(f"{data.key}.config", data.config, f"{problem} in {data.dataset} on the hub", remedy)
-    config, files = configs[name], configs[name].get("data_files", "**")
+    config, files = configs[name], configs[name].get("data_files") or "**"
     if isinstance(files, list) and all(isinstance(entry, Mapping) for entry in files):
         config["data_files"] = [entry for entry in files if entry.get("split") == split]
         if not config["data_files"]:
             names = [str(entry.get("split")) for entry in files]
             raise missing_split(data, split, names, f"{data.dataset} on the hub")
-        files = [entry["path"] for entry in config["data_files"]]
+        files = [entry.get("path") or [] for entry in config["data_files"]]
     prefix = f"{str(config['data_dir']).strip('/')}/" if config.get("data_dir") else ""
     files = files if isinstance(files, list) else [files]
     patterns = [f"{prefix}{path}" for paths in files for path in ([paths] if isinstance(paths, str) else paths)]
