@@ -113,10 +113,11 @@ def user_facing_error(
     if not error.key.startswith("stages."):
         return error
     parent, stage = error.key.rpartition(".")[0], error.key.split(".")[1]
-    source = next((str(name) for name in config if str(name).startswith(stage)), "")  # teacher, pretraining
-    for text in overrides if source and error.problem == "needs a value" else ():
+    source = next((str(name) for name in config if str(name).startswith(stage)), stage)  # teacher, pretraining
+    place = parent.replace(f"stages.{stage}", source, 1)
+    for text in overrides if error.problem == "needs a value" and OmegaConf.select(config, place) is not None else ():
         if (key := text.lstrip("+").partition("=")[0]).startswith(f"{parent}."):
-            remedy = f"Set {key.replace(f'stages.{stage}', source, 1)} instead."
+            remedy = f"Set {place}{key.removeprefix(parent)} instead."
             return UserError(key, OmegaConf.select(config, key), f"replaces all other options of {parent}", remedy)
     raw_settings: Any = OmegaConf.to_container(config, resolve=False)
     plain, path = {**raw_settings, "stages": inherit_stages(raw_settings)}, list[str]()
