@@ -188,7 +188,7 @@ def test_spans_with_scores_are_soft_labels(
         assert "other" not in task.account("train", task.examples("train"), tables).unread
     with pytest.raises(UserError, match=r"(?s)teacher_spans.*<column of spans"):
         built_student(tokens(*options))
-    with pytest.raises(UserError, match=r"(?s)the score nan.*a score from 0 to 1"):
+    with pytest.raises(UserError, match=r"(?s)^task\.teacher_spans=spans: .*the score nan.*a score from 0 to 1"):
         built_student(tokens(*options, "task.teacher_spans=spans"))
 
 

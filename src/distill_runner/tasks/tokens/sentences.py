@@ -253,8 +253,8 @@ class _Reader:
     def note(self, text: str, line: str) -> None:
         self.decisions.setdefault(text, []).append(line)
 
-    def refuse(self, problem: str, line: str, remedy: str, key: str = "label") -> NoReturn:
-        value = self.column if key == "columns" else self.label
+    def refuse(self, problem: str, line: str, remedy: str, key: str = "") -> NoReturn:
+        key, value = key or ("label" if self.gold else "teacher_spans"), self.column if key == "columns" else self.label
         raise UserError(f"task.{key}", value, f"split '{self.split}' has {problem}, {line}", remedy)
 
     def sentence(self, line: str, value: Any, mark: Any, is_labeled: bool) -> Sentence:
@@ -348,7 +348,7 @@ class _Reader:
             if not self.gold and not 0 <= score <= 1:
                 raise ValueError(f"the {SCORES[0]} {score}")
             return int(begin), int(end), label.strip(), str(quote), score
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             problem = f"a span that cannot be read ({type(error).__name__}: {error})"
             self.refuse(problem, line, "Spans have start, end and one label, and a teacher's also a score from 0 to 1.")
 

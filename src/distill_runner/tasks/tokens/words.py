@@ -172,7 +172,7 @@ def _tags(
     if sentence.tags is not None:
         return np.array([tagset.number[tag] for tag in sentence.tags], dtype=np.int64)
     tags, last = np.full(len(begins), tagset.outside, dtype=np.int64), 0
-    for begin, end, label, _ in sentence.spans or ():
+    for begin, end, label, score in sentence.spans or ():
         previous, first = last, int(np.searchsorted(ends, begin, side="right"))
         stop = int(np.searchsorted(begins, end, side="left"))
         if first >= stop or begins[first] != begin or ends[stop - 1] != end:
@@ -183,7 +183,7 @@ def _tags(
                 remedy = "Repair it, or " + override("task.misaligned", "extend") + " (whole words), or drop."
                 if other is not None:
                     remedy = "All spans fit with " + override("task.offsets", other) + f" ({UNITS[other]})."
-                raise UserError("task.label", None, problem, remedy)
+                raise UserError(f"task.{'label' if np.isnan(score) else 'teacher_spans'}", None, problem, remedy)
             cut.append(sentence.line)
             if misaligned == "drop" or first >= stop or first < previous:
                 continue
@@ -207,9 +207,8 @@ def span_outputs(sentences: Sentences, split: Words, tagset: TagSet, misaligned:
             probability_NC[first + words, tags[words]] += span.score
     probability_NC /= np.maximum(probability_NC.sum(axis=1, keepdims=True), 1)
     probability_NC[:, tagset.outside] = 1 - probability_NC.sum(axis=1)
-    outputs_NC = np.empty(probability_NC.shape, dtype=np.float32)
-    outputs_NC[split.rows] = np.log(np.maximum(probability_NC, MIN_PROBABILITY))
-    return outputs_NC
+    outputs_NC = np.log(np.maximum(probability_NC, MIN_PROBABILITY)).astype(np.float32)
+    return outputs_NC[np.argsort(split.rows)]
 
 
 class _Divider:
