@@ -188,8 +188,8 @@ def _split_patterns(data: Dataset, split: str, card: Mapping[str, Any]) -> tuple
     if not configs:
         return None, [f"{data.config}/*"] if data.config else ["*"]
     defaults = [name for name, config in configs.items() if config.get("default") or name == "default"]
-    described = [own for info in _infos(card) if (own := str(info.get("config_name"))) in configs]
-    name = data.config or next((names[0] for names in (defaults[:1], [*configs], described) if len(names) == 1), None)
+    with_info = [own for info in _infos(card) if (own := str(info.get("config_name"))) in configs]
+    name = data.config or next((names[0] for names in (defaults[:1], [*configs], with_info) if len(names) == 1), None)
     if name not in configs:
         problem = "needs a value" if name is None else "no such configuration"
         remedy = f"It has: {', '.join(list(configs)[:20])}."
