@@ -65,20 +65,8 @@ def test_a_package_that_grows_by_more_than_a_tenth_is_over() -> None:
 
 
 def test_code_lines_leave_out_comments_and_docstrings(tmp_path: Path) -> None:
-    file = tmp_path / "module.py"
-    lines = [
-        '"""Doc',
-        'string."""',
-        "# comment",
-        "X = (",
-        "    1,  # one",
-        ")",
-        "def f():",
-        '    """Doc."""',
-        '    return """a',
-        'b"""',
-    ]
-    file.write_text("\n".join(lines))
+    file, text = tmp_path / "module.py", '"""Doc\nstring."""\n# comment\nX = (\n    1,  # one\n)\n'
+    file.write_text(text + 'def f():\n    """Doc."""\n    return """a\nb"""')
     assert code_lines(file) == 3 + 1 + 2
 
 

@@ -305,27 +305,28 @@ ODD_KEYS += [("label", "ORG"), ("labels", ["ORG"]), ("labels", []), ("start", 1)
 ODD_KEYS += [("text", "x"), ("meta", {}), ("parentID", 3), ("answer", "reject"), ("a_new_key", True)]
 
 
+KEYS = [(), ("start", "end", "label"), ("start_offset", "end_offset", "label"), ("start", "end", "labels")]
+UNITS = [len, len, lambda head: len(head.encode("utf-16-le")) // 2, lambda head: len(head.replace("\r", ""))]
+
+
 def annotations(rng: Any, folder: Path) -> Case:
     """Spans of texts as tools export them."""
     text = rng.choice(["\U0001f642 Ann from New York", "Ann from New York ", "one\r\nAnn from New York"])
     places = [(text.index(word), text.index(word) + len(word)) for word in ("Ann", "New York")]
     spans = [[*place, kind] for place, kind in zip(places, ("PER", "LOC"), strict=True)]
-    units = rng.choice(
-        [len, len, lambda head: len(head.encode("utf-16-le")) // 2, lambda head: len(head.replace("\r", ""))]
-    )
-    key, value = rng.choice(ODD_KEYS)
-    names = rng.choice(
-        [(), ("start", "end", "label"), ("start_offset", "end_offset", "label"), ("start", "end", "labels")]
-    )
-    marks: list[Any] = [
-        [units(text[:b]), units(text[:e]), [kind] if "labels" in names else kind] for b, e, kind in spans
-    ]
+    (key, value), is_plain = rng.choice(ODD_KEYS), rng.random() < 0.4  # without a key; with blanks, which are left out
+    units = len if is_plain else rng.choice(UNITS)
+    names, marks = rng.choice(KEYS), list[Any]()
+    for begin, end, kind in spans:
+        blanks = [is_plain and text[place : place + 1] == " " for place in (begin - 1, end)]
+        bounds = units(text[: begin - blanks[0]]), units(text[: end + blanks[1]])
+        marks.append([*bounds, [kind] if "labels" in names else kind])
     if names:
         quotes = [rng.choice([{}, {"text": text[begin:end]}]) for begin, end in places]
         marks = [dict(zip(names, mark, strict=True)) | quote for mark, quote in zip(marks, quotes, strict=True)]
     row = {"text": text, (label := rng.choice(["spans", "label", "entities"])): marks}
     target = rng.choice([row, marks[0] if names else row])
-    target |= {} if key in target else {key: value}
+    target |= {} if key in target or is_plain else {key: value}
     is_left_out = row.get("answer") == "reject"
     lines = "\n".join(map(json.dumps, (row, {"text": "b", label: []}, {**row, "answer": "accept"})))
     for split in ("train", "validation"):
@@ -339,7 +340,7 @@ def annotations(rng: Any, folder: Path) -> Case:
             task.write(Path(scratch), examples, tiny_tokenizers.make("bert"))
         return [[[*span[:3]] for span in sentence.spans or ()] for sentence in examples.items]
 
-    words = NONE if target is row else f"key {key}"
+    words = "" if is_plain else NONE if target is row else f"key {key}"
     return lambda: [spans] * (not is_left_out) + [[], spans], actual, words
 
 
@@ -404,9 +405,10 @@ def outcome(case: Case, account: Callable[[], str]) -> str:
     return "equal" if same(peer, own) else "named"
 
 
-@pytest.mark.parametrize(
-    ("family", "seed"), [(f, n) for f in FAMILIES for n in range(1000 if LONG else 6 if f in LOADED else 50)]
-)
+COUNTS = {family: 1000 if LONG else 6 if family in LOADED else 50 for family in FAMILIES}
+
+
+@pytest.mark.parametrize(("family", "seed"), [(family, seed) for family in FAMILIES for seed in range(COUNTS[family])])
 def test_a_case_is_read_as_by_its_peer_or_refused_or_named(
     family: str, seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

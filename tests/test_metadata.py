@@ -192,3 +192,10 @@ def test_a_kept_head_gets_images_as_its_folder_says(changes: dict[str, Any], rem
         return
     with pytest.raises(UserError, match=remedy):
         task.check_kept(resolve_source(str(tmp_path)))
+
+
+@pytest.mark.parametrize("odd", [{"is_causal": True}, {"is_decoder": True}, {"return_dict": False}])
+def test_a_decoder_is_never_packed_as_an_encoder(odd: dict[str, bool], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("bert").to_dict() | odd))
+    with pytest.raises(UserError, match=f"{next(iter(odd))}="):
+        resolve_source(str(tmp_path)).config()

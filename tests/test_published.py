@@ -281,9 +281,6 @@ def test_numbers_that_no_table_prints() -> None:
     }
 
 
-QQP_F1 = ("qqp", "f1_weighted", "dev")
-
-
 def test_the_parameters_of_bert_that_internal_kd_prints() -> None:
     """The axis of its Figures 2 and 6 to 8. Pooler and layers count together: 85.6 of 12 layers, 43.1 of 6."""
     counts = {}

@@ -1,6 +1,7 @@
 """Files of data, as people and programs write them: read back as they were, or refused by the name of the file."""
 
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from distill_runner.datasets.corpora import CorpusPart, TransferSet
 from distill_runner.datasets.readers.content import (
     data_fingerprint,
     inspect_columns,
+    open_split,
     read_columns,
     read_rows,
     read_table,
@@ -357,3 +359,18 @@ def test_what_is_no_text_is_not_read_as_one(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": ["a"], "label": 1}\n{"text": ["b"], "label": 0}\n')
     inputs["parts"] = {"inputs": {"dataset": str(tmp_path), "columns": ["text"]}}
     assert "a row holds a list instead of a text" in refusal(lambda: TransferSet(**inputs).examples())
+
+
+@pytest.mark.parametrize(("option", "words"), [("", ""), (", skiprows: 1", "with {'skiprows': 1} in its README.md")])
+def test_a_card_names_classes_by_number_and_no_option_of_readers(option: str, words: str, tmp_path: Path) -> None:
+    """``load_dataset`` would skip a row of this file."""
+    names = {str(number): f"c{number}" for number in range(11)}
+    info = f"dataset_info: {{features: [{{name: text, dtype: {{class_label: {{names: {json.dumps(names)}}}}}}}]}}"
+    (tmp_path / "train.csv").write_text("text\n0\n")
+    own = f"configs: [{{config_name: default, data_files: train.csv{option}}}]"
+    (tmp_path / "README.md").write_text(f"---\n{info}\n{own}\n---\n")
+    if words:
+        assert words in refusal(lambda: columns(tmp_path))
+    else:
+        with open_split(part(tmp_path), "train") as table:
+            assert table.class_names == {"text": [*names.values()]}

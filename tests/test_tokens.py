@@ -37,7 +37,6 @@ from helpers.made_tokens import NAMES, save_rows
 from helpers.training_runs import built_student, same
 
 Compose = Callable[..., RunConfig]
-LEARNED = {"task.epochs": 4, "teacher.optim.lr": 3e-3, "optim.lr": 3e-3}
 
 
 @pytest.fixture(scope="session")

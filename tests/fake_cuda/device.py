@@ -328,12 +328,6 @@ REPLACED: Mapping[str, Any] = {
     "transformers.PreTrainedModel.save_pretrained": _saving(PreTrainedModel.save_pretrained),
 }
 """What takes the place of a function, by the function's name."""
-INTERCEPTED: Mapping[str, Any] = {
-    "torch.nn.functional.scaled_dot_product_attention": _Attention,
-    "aten::_flash_attention_forward": flash.forward,
-    "aten::_flash_attention_backward": flash.backward,
-}
-"""What computes an operation with tensors of the fake device; all others are computed by the CPU's own kernels."""
 
 
 def install() -> None:
