@@ -25,7 +25,8 @@ def test_what_is_drawn_within_leaves_no_trace() -> None:
 def test_a_resumed_run_gets_the_state_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` may take another GPU, whose dropout would begin again at the seed."""
     states = [torch.tensor([10])]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("is_available", "is_initialized"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: states[-1])
     monkeypatch.setattr(torch.cuda, "set_rng_state", states.append)
     state = random_state()

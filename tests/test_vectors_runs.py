@@ -31,8 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny teacher, and texts and scored pairs of its words."""
     folder, rng = tmp_path_factory.mktemp("vectors"), random.Random(0)
     folder_with(folder / "teacher", {"pooling_mode": "mean"})
-    data = folder / "data"
-    data.mkdir()
+    (data := folder / "data").mkdir()
     (data / "train.txt").write_text("".join(f"{sentence(rng)}\n" for _ in range(70)))
     pairs = [f"{sentence(rng)},{sentence(rng)},{rng.random():.3f}" for _ in range(30)]
     (data / "validation.csv").write_text("\n".join(["sentence1,sentence2,label", *pairs]) + "\n")
@@ -121,11 +120,11 @@ def test_a_narrower_student(widths: str, place: Path) -> None:
 
 
 def test_hidden_states_are_pooled_states(place: Path) -> None:
-    """ALP's attention over layers compares pooled states, which are cached like the vectors."""
+    """ALP's attention over layers compares pooled states, cached like the vectors. No training split is read."""
     mapping = "{rule: all, supervise_last: true}"
     term = f"+method.terms.alp={{term: hidden_states, mapping: {mapping}, combine: attend, distance: mse}}"
-    weights = ("method.weights.vectors=0", "+method.weights.alp=1")
-    folder, _ = run(place, term, *weights)
+    texts = ("task.train=", "transfer=custom", "transfer.parts.inputs.dataset=data")
+    folder, _ = run(place, term, "method.weights.vectors=0", "+method.weights.alp=1", *texts)
     assert (folder / "model" / "1_Pooling" / "config.json").is_file()
 
 

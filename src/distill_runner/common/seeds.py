@@ -25,14 +25,14 @@ def seed_all(seed: int) -> None:
 def random_state() -> dict[str, Any]:
     """Return the state of all random number generators, in types that ``torch.load`` reads without running code.
 
-    Of several GPUs, it is that of the current one.
+    Of several GPUs, it is that of the current one; a process that has not used a GPU has none.
     """
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
         "numpy": (name, keys.tolist(), *rest),  # type: ignore[union-attr]
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
     }
 
 

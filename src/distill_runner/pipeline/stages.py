@@ -53,7 +53,7 @@ class TrimmedTokenizer:
             config, task = stage.config, stage.config.task
             if task is not None and "max_length" in type(task).model_fields:
                 config = config.model_copy(update={"task": task.model_copy(update={"max_length": UNCUT})})
-            names = dict.fromkeys([stage.train_split, task.train if task else stage.train_split])
+            names = dict.fromkeys([stage.train_split, (task and task.train) or stage.train_split])
             texts += [(replace(stage, config=config), name) for name in names]
         return texts
 
@@ -209,10 +209,12 @@ class Stage:
 
     @property
     def train_split(self) -> str:
-        """Name of the split to train on; ``TRANSFER`` stands for the transfer set."""
+        """Name of the split to train on, any for an untrained model; ``TRANSFER`` stands for the transfer set."""
         if self.config.transfer:
             return TRANSFER
-        return self.config.task.train if self.config.task else "train"
+        if (task := self.config.task) is None:
+            return "train"
+        return task.inferred_from if self.config.optim.epochs == 0 else task.train
 
     @property
     def share(self) -> float:

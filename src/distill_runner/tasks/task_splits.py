@@ -77,6 +77,8 @@ class TaskSplits(Dataset):
             if not name.strip() or name.startswith(".") or re.search(r"[/\\\0-\x1f]", name) or len(name) > _MAX_NAME:
                 problem = "cannot be a part of a file's name"
                 raise UserError(key, name, problem, "Take a short name without slashes that does not begin with a dot.")
+            if key != "task.name" and name == "train":
+                raise UserError(key, name, "is the name of the split to train on in results", "Take another name.")
         choices = dict.fromkeys([HELD_OUT, VALIDATION, _MEAN, *self.validation])
         if self.select_on not in choices:
             problem = "must be held_out, mean, or the name of a split in task.validation"
