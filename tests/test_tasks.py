@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from distill_runner.common import hub as hub_requests
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_typed
 from distill_runner.datasets.readers.content import data_fingerprint
 from distill_runner.datasets.readers.files import local_data
 from distill_runner.tasks import make_task
@@ -253,7 +253,7 @@ def test_contradictions_are_refused(fields: dict[str, Any], parts: list[str]) ->
     [["not equivalent", "equivalent"], ["a,b", "it's"], ["null", "-1", "true"], ['"x"', "007", "[é]: {"]],
 )
 def test_a_remedy_can_be_typed(names: list[str]) -> None:
-    assert shipped("custom", f"task.labels={format_list(names)}").labels == names
+    assert shipped("custom", f"task.labels={format_typed(names)}").labels == names
 
 
 # Mistakes in the data

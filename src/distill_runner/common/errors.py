@@ -158,9 +158,6 @@ def format_typed(value: Any) -> str:
     return '"' + value.replace('"', '\\"') + '"'
 
 
-format_list = format_typed
-
-
 def quantity(count: float, noun: str, form: str = "") -> str:
     """Return a count with its noun: ``1 epoch``, ``2 epochs``, ``1,000 more files``.
 

@@ -114,8 +114,9 @@ def user_facing_error(
         return error
     parent, stage = error.key.rpartition(".")[0], error.key.split(".")[1]
     source = next((str(name) for name in config if str(name).startswith(stage)), stage)  # teacher, pretraining
-    place = parent.replace(f"stages.{stage}", source, 1)
-    for text in overrides if error.problem == "needs a value" and OmegaConf.select(config, place) is not None else ():
+    places = (parent.replace(f"stages.{stage}", source, 1), parent.rpartition(".")[2])
+    place = next((one for one in places if OmegaConf.select(config, one) is not None), None)
+    for text in overrides if error.problem == "needs a value" and place else ():
         if (key := text.lstrip("+").partition("=")[0]).startswith(f"{parent}."):
             remedy = f"Set {place}{key.removeprefix(parent)} instead."
             return UserError(key, OmegaConf.select(config, key), f"replaces all other options of {parent}", remedy)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.common.errors import UserError, format_typed, override
 from distill_runner.common.schema import Assumption, Schema
 from distill_runner.datasets.readers.content import data_fingerprint, read_rows, read_table, require_own_rows
 from distill_runner.datasets.readers.dataset import Dataset, splits_overlap
@@ -272,7 +272,7 @@ class TransferSet(Mixture):
         try:
             return [list(map(text_of, column)) for column in columns]
         except ValueError as error:
-            names = format_list(next(iter(self.parts.values())).columns)
+            names = format_typed(next(iter(self.parts.values())).columns)
             raise UserError("transfer.parts", names, f"a row holds {error}", "Name columns of texts.") from error
 
     def inputs(self, further: Mapping[str, str] = MappingProxyType({})) -> list[list[Any]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from distill_runner.common.errors import UserError, format_list, override, quantity, similar_file
+from distill_runner.common.errors import UserError, format_typed, override, quantity, similar_file
 from distill_runner.common.schema import validate_config
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.content import column_names, read_columns
@@ -279,7 +279,7 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
     rest = {} if has_data else {"dataset": "", "validation": {VALIDATION: VALIDATION}}
     if schema.has_classes and len(fields["labels"]) != len(names):
         problem = f"names {len(fields['labels'])} labels, but its head has {len(names)} outputs"
-        labels = format_list([*map(str, fields["labels"])])
+        labels = format_typed([*map(str, fields["labels"])])
         raise UserError("task.labels", labels, problem, f"It names {', '.join(names)}.")
     try:
         task = validate_config(schema, {"metrics": None} | rest | fields, "task.").with_model(lambda: [source])

@@ -9,7 +9,7 @@ from unicodedata import normalize
 
 from pydantic import Field
 
-from distill_runner.common.errors import UserError, format_list, override, quantity
+from distill_runner.common.errors import UserError, format_typed, override, quantity
 from distill_runner.common.schema import Assumption, Schema
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class ModelConfig(Schema):
             return label_names
         if label_names and len(self.labels) != len(label_names):
             problem = f"names {quantity(len(self.labels), 'output')}, but the head of {source_name} has "
-            problem += f"{len(label_names)}: {format_list(list(label_names.values()))}"
-            raise UserError("teacher.labels", format_list(self.labels), problem)
+            problem += f"{len(label_names)}: {format_typed(list(label_names.values()))}"
+            raise UserError("teacher.labels", format_typed(self.labels), problem)
         return dict(enumerate(self.labels))
 
 
@@ -183,14 +183,14 @@ class Head:
         head = [label_names[number] for number in sorted(label_names)] if label_names else []
         is_single = self.problem_type == "single_label_classification" and (len(names), len(head)) == (2, 1)
         if head and len(head) != max(1, len(names)) and not is_single:
-            problem = f"its head has {len(head)} outputs {format_list(head)}, the task {self.task} needs "
-            problem += f"{len(names)} {format_list([*names])}" if names else "1 (a score)"
+            problem = f"its head has {len(head)} outputs {format_typed(head)}, the task {self.task} needs "
+            problem += f"{len(names)} {format_typed([*names])}" if names else "1 (a score)"
             raise UserError("teacher", None, problem, f"Choose a teacher fine-tuned on {self.task}.")
         outputs = {normalized_label(name): number for number, name in enumerate(head)}
         order = [outputs.get(normalized_label(name), -1) for name in names] or [0]
         if order.count(-1) == is_single:
             return order
-        problem = f"the outputs of its head {format_list(head)} are not named like the classes of {self.task}"
+        problem = f"the outputs of its head {format_typed(head)} are not named like the classes of {self.task}"
         example = override("teacher.labels", [*names[is_single:]])
         raise UserError("teacher", None, problem, "Name them in the head's own order, such as " + example)
 

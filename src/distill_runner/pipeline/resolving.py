@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from distill_runner.common.errors import UserError, error_context, format_list, override, quantity, suggestion
+from distill_runner.common.errors import UserError, error_context, format_typed, override, quantity, suggestion
 from distill_runner.datasets.pretraining import SPECIAL_TOKENS
 from distill_runner.methods.config import MethodConfig
 from distill_runner.models.build import num_outputs
@@ -247,7 +247,7 @@ def _require_labels_and_weights(stage: Stage) -> None:
         problem = f"split '{task.train}' has no gold labels, but this method reads them"
         remedy = "Learn from predictions alone: " + override("method", "kd")
         remedy += ", or " + override("method", "rkd", "loss.eta", 1) + "."
-        raise UserError("task.label", format_list(task.label_columns), problem, remedy)
+        raise UserError("task.label", format_typed(task.label_columns), problem, remedy)
     if column is not None and config.transfer is not None:
         problem = "is a column of the task's training examples, but the stage trains on a transfer set"
         raise UserError("task.example_weight", column, problem, "Leave it out, or " + override("transfer", "labeled"))

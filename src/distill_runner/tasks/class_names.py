@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.common.errors import UserError, format_typed, override
 from distill_runner.datasets.readers.content import read_table
 from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.models.config import normalized_label
@@ -29,7 +29,7 @@ def check_names(labels: list[str], task_type: str, weights: Any = None) -> None:
     Raises:
         UserError: they do not, or there is not.
     """
-    names = format_list(labels)
+    names = format_typed(labels)
     if re.search("[\ud800-\udfff]", names):
         problem = "a name holds half of a surrogate pair, which is no character"
         raise UserError("task.labels", names, problem, "Repair the labels in the data: their text was cut.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, format_list, override, quantity
+from distill_runner.common.errors import UserError, format_typed, override, quantity
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
 from distill_runner.datasets.readers.content import SplitTable, listed_names, read_table
 from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
@@ -200,9 +200,9 @@ def unknown_label(
     if len(names) > MAX_CLASSES:
         remedy = f"Is the column {column} an id? It has {len(in_data):,} different values. Or name all in task.labels."
     elif columns and len(columns) == len(labels):
-        remedy = f"The data have {format_list(in_data)}; in the order of the columns: "
+        remedy = f"The data have {format_typed(in_data)}; in the order of the columns: "
         remedy += override("task.labels", [f"<that of {column}>" for column in columns])
     elif names is in_data:
         remedy = "Do all splits have the same labels? " + remedy
-    label_list = format_list(labels) if len(labels) <= MAX_CLASSES else f"[{listed_names(labels)}]"
+    label_list = format_typed(labels) if len(labels) <= MAX_CLASSES else f"[{listed_names(labels)}]"
     return UserError("task.labels", label_list, problem, remedy)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.common.errors import UserError, format_typed, override
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
 from distill_runner.datasets.readers.content import SplitTable
 from distill_runner.datasets.readers.table import is_missing
@@ -60,7 +60,7 @@ class MultiLabelTask(TextTask):
         if isinstance(self.label, list) and self.labels and len(self.labels) != len(self.label):
             problem = f"names {len(self.labels)} labels, but task.label names {len(self.label)} columns"
             remedy = "Leave task.labels out: the columns name them."
-            raise UserError("task.labels", format_list(self.labels), problem, remedy)
+            raise UserError("task.labels", format_typed(self.labels), problem, remedy)
         return self
 
     @property
@@ -123,7 +123,7 @@ class MultiLabelTask(TextTask):
             for name in self._names(items, table, split):
                 if normalized_label(name) not in index:
                     problem = f"split '{split}' has the label {name}, which is not among these labels"
-                    raise UserError("task.labels", format_list(labels), problem, "Name all labels, or remove it.")
+                    raise UserError("task.labels", format_typed(labels), problem, "Name all labels, or remove it.")
                 encoded[number, index[normalized_label(name)]] = 1
         return encoded
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_list, override, quantity
+from distill_runner.common.errors import UserError, format_typed, override, quantity
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.content import SplitTable, read_table
@@ -60,7 +60,7 @@ def training_scores(task: Any, transfer: "TransferSet | None") -> Scores:
     are_shares = used.min() >= 0 and (used.max() <= 1 or np.allclose(used.sum(axis=1), 100, rtol=0.02))
     if task.logits and task.decoding.has_probabilities and not task.calibrate and are_shares:
         remedy = "If they are probabilities: " + override("task.probabilities", task.logits, "task.logits", None)
-        raise UserError("task.logits", format_list(task.logits), NOT_RAW, remedy)
+        raise UserError("task.logits", format_typed(task.logits), NOT_RAW, remedy)
     return scores
 
 
@@ -95,7 +95,7 @@ def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
     has_score = ~np.isnan(outputs).any(axis=1)
     if not has_score.any():
         problem = f"no row of split '{split}' has a score"
-        raise UserError(task.prediction_key, format_list(task.prediction_columns), problem)
+        raise UserError(task.prediction_key, format_typed(task.prediction_columns), problem)
     if missing := int((~has_score).sum()):
         what = "an answer" if task.answers else "a score"
         remarks.append(f"{missing:,} of {quantity(len(outputs), 'row', ',')} without {what} left out")
@@ -143,7 +143,7 @@ def raw_outputs(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray, l
             is_part = typed_values.shape[1] > 1 and typed_values[row].min() >= 0 and typed_values[row].max() <= 1
             top = "If only the top classes are known, leave the cells of the others empty, and set task.top_k."
             remedy += top if is_part else "Raw outputs: task.logits."
-            raise UserError(task.prediction_key, format_list(task.prediction_columns), problem, remedy)
+            raise UserError(task.prediction_key, format_typed(task.prediction_columns), problem, remedy)
     return values, remarks
 
 
@@ -163,7 +163,7 @@ def ordered_numbers(task: Any, table: SplitTable, split: str) -> tuple[np.ndarra
         row, column = places[0].tolist()
         problem = f"row {row} of split '{split}' has {table.columns[columns[column]][row]!r}, not a finite number"
         remedy = "Write 0.85 (no % and no comma; -30 for -inf), and leave the cells of rows without a score empty."
-        raise UserError(key, format_list(columns), problem, remedy)
+        raise UserError(key, format_typed(columns), problem, remedy)
     classes = [class_of_column(column, names) for column in columns]
     if len(columns) == 1 and len(names) == 2 and isinstance(task.decoding, OneClass):
         own = 1 if classes[0] is None else classes[0]
@@ -172,11 +172,11 @@ def ordered_numbers(task: Any, table: SplitTable, split: str) -> tuple[np.ndarra
         return np.concatenate(pair, axis=1), [f"{columns[0]} is that of {names[own]}"]
     if len(columns) != len(names):
         problem = f"names {quantity(len(columns), 'column')}, but the task has {len(names)} outputs"
-        raise UserError(key, format_list(columns), problem, f"In their order: {', '.join(names)}.")
+        raise UserError(key, format_typed(columns), problem, f"In their order: {', '.join(names)}.")
     if len({*classes} - {None}) == len(classes) and classes != list(range(len(classes))):
         problem = f"are named in another order than the classes, {', '.join(names)}"
         order = [columns[classes.index(number)] for number in range(len(columns))]
-        raise UserError(key, format_list(columns), problem, override(key, order) + ", or rename the columns.")
+        raise UserError(key, format_typed(columns), problem, override(key, order) + ", or rename the columns.")
     return values, []
 
 
@@ -203,7 +203,7 @@ def listed_numbers(task: Any, cells: Sequence[Any], split: str) -> tuple[np.ndar
             remedy = f"A list in the order {short_list(names)}, or an object with these keys."
             if scores.count(None) and task.probabilities and isinstance(task.decoding, OneClass):
                 remedy = "If it has the top classes only: " + override("task.top_k", "spread") + ", or drop."
-            raise UserError(task.prediction_key, format_list(task.prediction_columns), problem, remedy)
+            raise UserError(task.prediction_key, format_typed(task.prediction_columns), problem, remedy)
         values[row] = own
     return values, [f"in the order {short_list(names)}"] if names else []
 

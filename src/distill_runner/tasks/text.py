@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.common.errors import UserError, format_typed, override
 from distill_runner.datasets.near_copies import near_copies, sketches
 from distill_runner.datasets.readers.content import SplitTable, column_names, listed_names, read_table
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
@@ -159,17 +159,17 @@ class TextTask(Task):
         roles |= {weight: "weights"} if weight is not None else {}
         if name := next((name for name in self.columns if name in roles), None):
             problem = f"the column '{name}' holds {roles[name]}, which no model may read"
-            raise UserError("task.columns", format_list(self.columns), problem, "Name only columns of texts.")
+            raise UserError("task.columns", format_typed(self.columns), problem, "Name only columns of texts.")
         if self.labels is not None and not self.has_classes:
             problem = f"a {self.type} task has no class names"
-            raise UserError("task.labels", format_list(self.labels), problem, override("task.labels", None))
+            raise UserError("task.labels", format_typed(self.labels), problem, override("task.labels", None))
         if self.labels is not None:
             check_names(self.labels, self.type, getattr(self, "class_weights", None))
         return self
 
     @model_validator(mode="after")
     def _options_of_scores_agree(self) -> Self:
-        forms, columns = [name for name in FORMS if getattr(self, name)], format_list(self.prediction_columns)
+        forms, columns = [name for name in FORMS if getattr(self, name)], format_typed(self.prediction_columns)
         example = override("task.probabilities", ["<p_no>", "<p_yes>"])
         if len(forms) > 1:
             problem = f"cannot be combined with task.{forms[1]}"
@@ -226,7 +226,7 @@ class TextTask(Task):
             infer_label(self.label_columns, names)
         problem = f"neither split '{self.train}' nor '{split}' has it: the data have {listed_names(names)}"
         remedy = "Name the column of gold labels, or take the labels from the scores: " + override("task.gold", "none")
-        raise UserError("task.label", format_list(self.label_columns), problem, remedy)
+        raise UserError("task.label", format_typed(self.label_columns), problem, remedy)
 
     def label_candidates(self, names: Sequence[str]) -> list[str]:
         """Return the names of columns that may be labels: those of scores may not, unless they are named as labels."""
@@ -400,7 +400,7 @@ class TextTask(Task):
         texts = example_columns(selected_rows(table, is_used), self.columns, split)
         if not self.is_test(split) and not any("".join(column).strip() for column in texts):
             problem = f"all {len(texts[0]):,} texts of split '{split}' are empty"
-            raise UserError("task.columns", format_list(self.columns), problem, "Name the column of the texts.")
+            raise UserError("task.columns", format_typed(self.columns), problem, "Name the column of the texts.")
         return Examples(texts, labels, None if weights is None else weights[is_used])
 
     def _weights(self, table: SplitTable, split: str) -> np.ndarray | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.common.errors import UserError, format_typed, override
 from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.library_switches import quiet_datasets
 from distill_runner.datasets import embedded
@@ -309,7 +309,7 @@ def _check_columns(data: Dataset, split: str, available: list[str], required: Ma
     for column, key in required.items():
         if column not in available:
             problem = f"split '{split}' of {data.dataset} has no column '{column}'"
-            value = format_list(data.columns) if key == f"{data.key}.columns" else column
+            value = format_typed(data.columns) if key == f"{data.key}.columns" else column
             raise UserError(key, value, problem, f"It has: {listed_names(available)}.")
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from pydantic import Field
 
-from distill_runner.common.errors import UserError, format_list
+from distill_runner.common.errors import UserError, format_typed
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.embedded import NAMES
 
@@ -66,7 +66,7 @@ class Dataset(Schema, ABC):
             raise UserError(f"{self.key}.dataset", self.dataset, "no such embedded data", remedy)
         if len(set(self.columns)) < len(self.columns):
             problem = f"names the column '{self.columns[0]}' twice"
-            raise UserError(f"{self.key}.columns", format_list(self.columns), problem, "Name each column once.")
+            raise UserError(f"{self.key}.columns", format_typed(self.columns), problem, "Name each column once.")
         if self.encoding is not None and not is_text_encoding(self.encoding):
             remedy = "Such as utf-8, cp1252, latin-1, utf-16, gb18030 or shift_jis."
             raise UserError(f"{self.key}.encoding", self.encoding, "there is no such encoding of text", remedy)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.common.errors import UserError, format_typed, override
 from distill_runner.common.terminal import Undefined
 
 Scheme = Literal["bio", "iob1", "bioes", "plain"]
@@ -75,7 +75,7 @@ class TagSet:
         has_ends = any(role in (END, SINGLE) for role, _ in pairs)
         own: Scheme = "plain" if parsed is None else "bioes" if has_ends else "bio"
         if scheme not in (None, own) and (scheme, own) != ("iob1", "bio"):
-            problem = f"but the tags are {own.upper()}: {format_list(list(names)[:6])}"
+            problem = f"but the tags are {own.upper()}: {format_typed(list(names)[:6])}"
             raise UserError("task.scheme", scheme, problem, override("task.scheme", None))
         if parsed is None and scheme is None:
             _require_types([name for name in names if name != OUTSIDE])

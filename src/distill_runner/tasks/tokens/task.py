@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from distill_runner.common.errors import UserError, format_list, override, quantity
+from distill_runner.common.errors import UserError, format_typed, override, quantity
 from distill_runner.common.schema import Assumption
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import require_finite
@@ -109,7 +109,7 @@ class TokensTask(Task):
     def _fields_agree(self) -> Self:
         if self.label is not None and self.label in self.columns:
             problem = f"the column '{self.label}' holds the labels, which no model may read"
-            raise UserError("task.columns", format_list(self.columns), problem, "Name the column of words or texts.")
+            raise UserError("task.columns", format_typed(self.columns), problem, "Name the column of words or texts.")
         if self.select_on == HELD_OUT:
             problem = "windows of one sentence would be both trained on and held out"
             remedy = "Take sentences: "
@@ -121,7 +121,7 @@ class TokensTask(Task):
         check_names(self.labels, self.type, self.class_weights)
         tagset = TagSet.from_names(self.labels, self.scheme)
         if tagset.outside is None and tagset.scheme == "plain" and self.metrics[0] != "accuracy":
-            problem = f"counts entities, but the labels have no {OUTSIDE}: {format_list(self.labels[:6])}"
+            problem = f"counts entities, but the labels have no {OUTSIDE}: {format_typed(self.labels[:6])}"
             remedy = "For parts of speech: " + override("task.metrics", ["accuracy"])
             raise UserError("task.metrics", self.metrics[0], problem, remedy)
         if self.teacher_spans and (tagset.outside is None or self.pieces == "all"):
@@ -210,7 +210,7 @@ class TokensTask(Task):
         if not tags and not types:
             raise UserError("task.label", self.label, "the training data have no labels", "Name the column of labels.")
         if not self.labels and tags and all(tag.lstrip("-").isdigit() for tag in tags):
-            problem = f"the labels are numbers without names: {format_list(sorted(tags, key=int)[:8])}"
+            problem = f"the labels are numbers without names: {format_typed(sorted(tags, key=int)[:8])}"
             remedy = "Name them in order: " + override("task.labels", ["<O>", "<B-PER>", "<I-PER>"])
             raise UserError("task.labels", None, problem, remedy)
         tagset, weights = TagSet.from_names(names, self.scheme), self.class_weights

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, format_list, override, quantity
+from distill_runner.common.errors import UserError, format_typed, override, quantity
 from distill_runner.common.files import file_sha256
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.content import read_table
@@ -121,7 +121,7 @@ class RetrievalTask(VectorTask):
             raise UserError("task.train", self.train, "holds judgments, and no texts to train on", remedy)
         if self.prediction_columns:
             problem = "documents have no columns of vectors, only a .npy file"
-            raise UserError(self.prediction_key, format_list(self.prediction_columns), problem, VECTOR_REMEDY)
+            raise UserError(self.prediction_key, format_typed(self.prediction_columns), problem, VECTOR_REMEDY)
         if self.config is not None:
             raise UserError("task.config", self.config, "a folder in BEIR's layout has none", "Name the folder itself.")
         return self

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError, format_list, override
+from distill_runner.common.errors import UserError, format_typed, override
 from distill_runner.common.files import file_sha256
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import METRICS, require_finite
@@ -125,7 +125,7 @@ class VectorTask(TextTask):
 
     def scores_line(self, transfer: "TransferSet | None") -> AccountLine:
         count, width = self.training_scores(transfer).outputs.shape
-        return AccountLine("scores", f"{format_list(self.teacher_vectors or [])}: {count:,} vectors of {width} numbers")
+        return AccountLine("scores", f"{format_typed(self.teacher_vectors or [])}: {count:,} vectors of width {width}")
 
     @property
     def prompts(self) -> dict[str, str]:
