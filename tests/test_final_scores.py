@@ -51,8 +51,7 @@ def of_task(run: Any, stage: str = "student") -> dict[str, str]:
 
 def test_a_split_named_test_is_found_in_the_folder(data: Path, compose: Compose) -> None:
     """A user who puts test.csv beside train.csv expects its score, and needs no option."""
-    run = compose("method=rkd", f"task.dataset={data}")
-    assert of_task(run) == {"test": "test"}
+    assert of_task(compose("method=rkd", f"task.dataset={data}")) == {"test": "test"}
     assert of_task(compose("method=rkd", f"task.dataset={data}", "task.test=null")) == {}
     (data / "test.csv").rename(data / "testing.csv")
     assert of_task(compose("method=rkd", f"task.dataset={data}")) == {"test": "test"}

@@ -28,8 +28,7 @@ def bert(num_layers: int, seed: int) -> Any:
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
     sizes |= {"vocab_size": 100, "num_hidden_layers": num_layers, "max_position_embeddings": 80}
-    config = BertConfig(**sizes, initializer_range=0.5)
-    return BertForSequenceClassification(config).double().eval()
+    return BertForSequenceClassification(BertConfig(**sizes, initializer_range=0.5)).double().eval()
 
 
 @pytest.fixture(scope="module")

@@ -182,8 +182,7 @@ def test_a_file_becomes_a_student_that_names_its_labels(
     ended = distill_run(tmp_path, *how, *model, "method=rkd", "runtime.device=cpu")
     assert ended.code == 0, ended.err
     folder = next((tmp_path / "outputs" / "runs").iterdir())
-    result = json.loads((folder / "result.json").read_text())
-    assert result["metric"] == "f1_micro"
+    assert json.loads((folder / "result.json").read_text())["metric"] == "f1_micro"
     config = json.loads((folder / "model" / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification"
     run_subcommand(

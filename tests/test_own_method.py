@@ -1,6 +1,5 @@
 """Methods from outside: a term and a file of one's own in the working folder, without touching the package."""
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -116,5 +115,4 @@ def test_a_run_and_a_sweep_in_an_empty_folder(place: Path) -> None:
         command = [str(script), *COMMAND, *SHORT, "store.dir=store", *overrides]
         ended = subprocess.run(command, cwd=place, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
-    runs = list(itertools.chain(place.glob("outputs/runs/*/result.json")))
-    assert len(runs) == 2
+    assert len([*place.glob("outputs/runs/*/result.json")]) == 2

@@ -61,8 +61,7 @@ def test_all_costs_follow_from_one_measurement(compose: Compose, tmp_path: Path,
 
 def test_a_teacher_that_is_known_by_its_predictions_counts_as_zeros(compose: Compose) -> None:
     data = estimator(compose("method=nkd")).pipeline.inputs.data(student(compose("method=nkd")))
-    logits = plan._ZeroLogits(3)(data.batch(np.arange(2), 0)).logits_OC
-    assert torch.equal(logits, torch.zeros(2, 3))
+    assert torch.equal(plan._ZeroLogits(3)(data.batch(np.arange(2), 0)).logits_OC, torch.zeros(2, 3))
 
 
 def test_checkpoints_that_a_student_follows_are_counted(

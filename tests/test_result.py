@@ -72,8 +72,7 @@ def test_steps_of_earlier_phases_count_and_those_of_the_teacher_do_not(
 ) -> None:
     steps = {"student": 1, "phase1": 10, "teacher": 100}
     monkeypatch.setattr("distill_runner.report.result.measured_stage", lambda part, _: {"step": steps[part.name]})
-    stage = resolve_stage(compose("method=prokd").stages, "student", "fp32")
-    assert _steps_in_all(stage, cast(Any, None)) == 11
+    assert _steps_in_all(resolve_stage(compose("method=prokd").stages, "student", "fp32"), cast(Any, None)) == 11
 
 
 def test_the_settings_of_a_method() -> None:

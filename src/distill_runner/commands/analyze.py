@@ -95,8 +95,7 @@ def attention(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
 
 def alpha(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
     examples = _draw_examples(_require_same_teacher(runs), options.samples, 10)
-    layers = options.layers or [1]
-    weights = {run.name: run.alpha(layers, examples) for run in runs}
+    weights = {run.name: run.alpha(options.layers or [1], examples) for run in runs}
     means = {f"{name}, layer {j}": alpha.mean(0) for name, run in weights.items() for j, alpha in run.items()}
     depth = len(next(iter(means.values())))
     print(comparisons.number_table(["mean weight of teacher layer", *map(str, range(1, depth + 1))], means))

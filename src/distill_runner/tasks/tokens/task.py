@@ -125,7 +125,8 @@ class TokensTask(Task):
             remedy = "For parts of speech: " + override("task.metrics", ["accuracy"])
             raise UserError("task.metrics", self.metrics[0], problem, remedy)
         if self.teacher_spans and (tagset.outside is None or self.pieces == "all"):
-            problem, remedy = f"needs a tag {OUTSIDE}, and one output a word", "Set " + override("task.pieces", "first")
+            remedy = f"Add {OUTSIDE} to task.labels." if tagset.outside is None else override("task.pieces", "first")
+            problem = f"needs a tag {OUTSIDE}, and one output a word"
             raise UserError(self.prediction_key, self.teacher_spans, problem, remedy)
         return self
 

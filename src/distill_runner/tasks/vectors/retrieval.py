@@ -156,8 +156,7 @@ class RetrievalTask(VectorTask):
         """Return a hash of the names, bytes and encoding of the files that the splits in use read."""
         total = hashlib.sha256((self.encoding or "").encode())
         for split in sorted({CORPUS, QUERIES, *(split for split in self.splits if not split.endswith(OPTIONAL))}):
-            file = self._existing(split)
-            total.update(f"{split}\0{file_sha256(file)}\n".encode())
+            total.update(f"{split}\0{file_sha256(self._existing(split))}\n".encode())
         return f"sha256:{total.hexdigest()}"
 
     def _file(self, split: str) -> Path:
