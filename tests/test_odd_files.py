@@ -211,6 +211,8 @@ def test_tokens_beyond_the_embeddings_are_refused_or_given_new_ones(compose: Com
     with pytest.raises(UserError, match=r"its tokenizer has (\d+) tokens, but the model has embeddings for") as error:
         Run(compose(*options))
     assert "student.resize=true" in str(error.value)
+    with pytest.raises(UserError, match="resize_token_embeddings"):
+        ModelFolder.read(str(with_added_token))
     run = Run(compose(*options, "student.resize=true"))
     run.build()
     from safetensors.torch import load_file

@@ -91,11 +91,7 @@ def test_a_student_of_new_weights_is_not_named_by_its_architecture() -> None:
     ]
     for run in runs[:2]:
         run["method"] = "basic"
-    assert [*tabulate(runs).rows] == [
-        "basic all",
-        "basic all, from bert_base",
-        "alp all, after distil",
-    ]
+    assert [*tabulate(runs).rows] == ["basic all", "basic all, from bert_base", "alp all, after distil"]
 
 
 def distilled(**changes: Any) -> dict[str, Any]:
@@ -220,10 +216,7 @@ def test_a_teacher_is_told_by_its_seed() -> None:
     runs = [point(score=0.6 + seed / 100, teacher_seed=seed, teacher_score=score) for seed, score in teachers]
     nkd = point(method="nkd", mapping=None, teacher=None, teacher_score=None)
     table = tabulate([*runs, nkd])
-    assert [*table.rows] == [
-        *(f"alp all, teacher seed {seed}" for seed in (1, 2, 3)),
-        "nkd",
-    ]
+    assert [*table.rows] == [*(f"alp all, teacher seed {seed}" for seed in (1, 2, 3)), "nkd"]
     assert {cell.kind for _, _, cell in table.cells} == {""}
 
 

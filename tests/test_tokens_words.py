@@ -149,12 +149,13 @@ def test_tokenizers_without_offsets_are_refused(tmp_path: Path) -> None:
 
 
 def test_texts_have_the_tokenizers_words(wordpiece: Any, byte_level: Any, metaspace: Any, tmp_path: Path) -> None:
-    text = "\U0001f642 The dog's (New) York, 3.5% naïve\u00a0\u4f60\u597d"
+    text = "\U0001f642 The dog's (New) York, 3.5%  naïve\u00a0\u4f60\u597d \n"
     spans = (Span(text.index("New"), text.index("New") + 3, "x"), Span(text.index("York"), text.index("York") + 4, "y"))
     for number, tokenizer in enumerate((wordpiece, byte_level, metaspace)):
         sentences = Sentences([Sentence(text, spans=spans, line="in row 0")], "train", True)
         split = written(tmp_path / str(number), sentences, tokenizer)
         words = [text[b:e] for b, e in zip(split.begins, split.ends, strict=True)]
+        assert all(words), "blanks between words are none"
         assert "".join(words) == "".join(text.split())
         labels = {words[i]: TAGSET.names[tag] for i, tag in enumerate(split.tags) if tag}
         assert labels == {"New": "B-x", "York": "B-y"}

@@ -247,9 +247,12 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
     from distill_runner.tasks import task_type
 
     config, tokenizer = source.config(), source.tokenizer()
-    limits = (tokenizer.model_max_length, EncoderShape.of_classifier(config).max_length)
-    fields: dict[str, Any] = {"name": "data", "epochs": 1, "max_length": int(min(limits))}
-    names = [*(source.label_names or {}).values()]
+    names, shape = [*(source.label_names or {}).values()], EncoderShape.of_classifier(config)
+    if (num_ids := source.tokenizer_traits.num_ids) > shape.vocab_size:
+        problem = f"its tokenizer has {num_ids} tokens, but the model has embeddings for {shape.vocab_size}"
+        raise UserError("folder", source.name, problem, "Save it after model.resize_token_embeddings(len(tokenizer)).")
+    fields: dict[str, Any] = {"name": "data", "epochs": 1}
+    fields["max_length"] = int(min(tokenizer.model_max_length, shape.max_length))
     if folder := source_folder(source):
         length = folder.max_length or fields["max_length"]
         fields |= {"type": "embeddings", "max_length": length}
@@ -267,8 +270,7 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
         elif kinds[0] == "questions":
             fields |= {"columns": ["question", "context"]}
         elif len(names) == 1:  # of a cross-encoder, the order counts: an activation follows its output
-            fields["type"] = "regression"
-            fields["metrics"] = None if config.problem_type == "regression" else ["spearman"]
+            fields |= {"type": "regression", "metrics": None if config.problem_type == "regression" else ["spearman"]}
         elif config.problem_type == "multi_label_classification":
             fields |= {"type": "multilabel", "labels": names}
         else:

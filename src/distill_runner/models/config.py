@@ -69,11 +69,6 @@ class ModelConfig(Schema):
     vocabulary: Literal["full", "trim"] = "full"
 
     @property
-    def draws_weights(self) -> bool:
-        """Whether a model that is not trained may have drawn weights: those of a new head, or missing ones."""
-        return self.head == "new" or self.allow_missing or self.resize
-
-    @property
     def copies_layers(self) -> bool:
         """Whether the model copies layers of a source, so that it cannot have more layers than the source."""
         return self.source is not None and self.layers not in ("random", "embeddings_only", "static")

@@ -314,8 +314,9 @@ class Stage:
                 origin = {"architecture": fresh_architecture(config.model), "num_layers": None}
         trained = config.optim.epochs != 0
         is_calibrated = self.teacher is not None and config.calibrate_teacher and config.task is not None
+        has_drawn = trained or config.model.head == "new" or config.model.allow_missing or config.model.resize
         return spec | {
-            "seed": config.seed if trained or config.model.draws_weights else None,
+            "seed": config.seed if has_drawn else None,
             "tokenizer": self.tokenizer_spec,
             "model": {**config.model.model_dump(exclude=unread), **origin},
             "method": config.method.spec(self.outputs),

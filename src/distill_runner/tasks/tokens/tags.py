@@ -38,7 +38,7 @@ _LOOKS_LIKE_ROLE = (
 )
 """Tags that name a role in another way than ``SPELLINGS``: b-PER, Begin-PER, PER(B), BPER. first_name names none."""
 _LETTER = r"(B(egin(ning)?)?|I(nside)?|[MELSU])"
-_HAS_LETTER = re.compile(rf"\W*{_LETTER}[\W_].+|.+[\W_]{_LETTER}\W*", re.IGNORECASE | re.DOTALL)
+HAS_LETTER = re.compile(rf"\W*{_LETTER}[\W_].+|.+[\W_]{_LETTER}\W*", re.IGNORECASE | re.DOTALL)
 _MISSPELLED = re.compile(r"[BI]|[BI]_.+|.+-[BI]", re.DOTALL)
 
 
@@ -88,11 +88,6 @@ class TagSet:
     def number(self) -> dict[str, int]:
         """Index of each tag."""
         return {name: index for index, name in enumerate(self.names)}
-
-    @property
-    def like_roles(self) -> list[str]:
-        """Plain tags that begin or end with the letter of a role, such as E-mail."""
-        return [name for name in self.names if self.scheme == "plain" and _HAS_LETTER.fullmatch(name)]
 
     @cached_property
     def outside(self) -> int | None:

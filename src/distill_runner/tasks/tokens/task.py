@@ -18,6 +18,7 @@ from distill_runner.datasets.readers.content import SplitTable, inspect_columns,
 from distill_runner.datasets.readers.table import LIST, TableRecord
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import balanced_weights, check_names, names_as_text, weights_in_losses
+from distill_runner.tasks.columns import as_int
 from distill_runner.tasks.split_account import SplitAccount, short_list
 from distill_runner.tasks.task import ExamplePredictions, Task
 from distill_runner.tasks.task_splits import HELD_OUT
@@ -32,6 +33,7 @@ from distill_runner.tasks.tokens.sentences import (
     refuse_tree,
 )
 from distill_runner.tasks.tokens.tags import (
+    HAS_LETTER,
     OUTSIDE,
     TAG_METRICS,
     Scheme,
@@ -227,8 +229,8 @@ class TokensTask(Task):
         return {"labels": [*names], "scheme": scheme, "class_weights": weights}
 
     def _sentences(self, table: SplitTable, split: str) -> Sentences:
-        labels = [row for row in table.columns.get(self.label or "", []) if isinstance(row, list)]
-        if table.class_names is None and self.labels and all(isinstance(tag, int) for row in labels for tag in row):
+        tags = [as_int(tag) for row in table.columns.get(self.label or "", ()) if isinstance(row, list) for tag in row]
+        if table.class_names is None and self.labels and all(isinstance(tag, int) for tag in tags):
             table = replace(table, class_names=list(self.labels))
         return read_sentences(table, self.columns[0], self.label or "", split, not self.is_test(split), self.offsets)
 
@@ -276,8 +278,8 @@ class TokensTask(Task):
         account.blank = sum(not sentence.text.strip() for sentence in examples.items)
         account.label += f" ({tagset.scheme.upper()})" if account.label else ""
         account.warnings += examples.remarks
-        if similar := short_list(tagset.like_roles):
-            account.warnings.append(f"{similar} look like positions, and are read as types of their own")
+        if similar := [name for name in tagset.names if tagset.scheme == "plain" and HAS_LETTER.fullmatch(name)]:
+            account.warnings.append(f"{short_list(similar)} look like positions, and are read as types of their own")
         if examples.has_spans:
             labels = [span.label for sentence in examples.items for span in sentence.spans or ()]
             account.counts = {name: labels.count(name) for name in tagset.type_names}

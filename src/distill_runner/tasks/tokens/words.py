@@ -30,7 +30,7 @@ from distill_runner.tasks.tokens.tags import TagSet
 Ranges = Sequence[tuple[int, int]]
 """Characters of each word, the last one excluded."""
 Pieces = tuple[np.ndarray, np.ndarray, Ranges]
-"""Tokens of a sentence without special tokens: ids (P,), word of each token (P,), and the ranges of its words."""
+"""Tokens of a sentence without special tokens: ids (P,), word of each (P,), -1 for none, and ranges of the words."""
 FILES: dict[str, Any] = {"segments": np.int8} | dict.fromkeys(("offsets", "head_offsets", "rows", "bounds"), np.int64)
 FILES |= dict.fromkeys(("ids", "heads", "begins", "ends", "tags", "head_tags"), np.int32)
 """Name of an array -> its type."""
@@ -131,7 +131,7 @@ def write_words(
             size = len(ids_P)
             num_long += size > capacity
             is_first = np.append(True, words_P[1:] != words_P[:-1])[:size]
-            is_read = is_first | (pieces == "all")
+            is_read = (is_first | (pieces == "all")) & (words_P >= 0)
             word_rows = np.zeros(len(ranges), dtype=np.int64)
             for first, last, is_owned in cut_windows(size, capacity, capacity - overlap):
                 read = first + np.flatnonzero(is_read[first:last] & is_owned)
@@ -279,4 +279,7 @@ def _pieces_of_text(text: str, encoded: Any) -> Pieces:
         elif begin < end:  # otherwise a piece of nothing but blanks
             ranges[-1] = (ranges[-1][0] if ranges[-1][0] < ranges[-1][1] else begin, max(ranges[-1][1], end))
         words.append(len(ranges) - 1)
-    return np.asarray(encoded.ids, dtype=np.int32), np.asarray(words, dtype=np.int64), ranges
+    has_text = np.array([begin < end for begin, end in ranges], dtype=bool)  # others are pieces of nothing but blanks
+    number = np.where(has_text, np.cumsum(has_text) - 1, -1)
+    words_P = number[np.asarray(words, dtype=np.int64)]
+    return np.asarray(encoded.ids, dtype=np.int32), words_P, [own for own in ranges if own[0] < own[1]]

@@ -148,17 +148,12 @@ class Vectors(Outputs):
         Raises:
             UserError: the vectors have different widths.
         """
-        _require_equal_widths(student_OC, teacher_OC)
+        if (width := student_OC.shape[-1]) != teacher_OC.shape[-1]:
+            problem = f"its vectors have {width} numbers, the teacher's {teacher_OC.shape[-1]}"
+            raise UserError("student", None, problem, override("method", "vectors", "vectors.widths", "pca"))
         return (student_OC - teacher_OC).square().sum(-1).mean()
 
     def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the weighted mean of the vectors, divided by its length."""
         mean = torch.stack([weight * one for one, weight in zip(logits, weights, strict=True)]).sum(0)
         return functional.normalize(mean, dim=-1)
-
-
-def _require_equal_widths(student_BC: Tensor, teacher_BC: Tensor) -> None:
-    widths = student_BC.shape[-1], teacher_BC.shape[-1]
-    if widths[0] != widths[1]:
-        problem = f"its vectors have {widths[0]} numbers, the teacher's {widths[1]}"
-        raise UserError("student", None, problem, override("method", "vectors", "vectors.widths", "pca"))
