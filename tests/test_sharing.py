@@ -109,12 +109,5 @@ def test_a_run_sends_no_folder_user_or_secret(
         content = file.read_bytes()
         staging = os.fsencode(tmp_path / "home")  # where W&B keeps files until it uploads them
         content = content.replace(staging + b"/artifacts/staging", b"").replace(staging + b"/wandb/artifacts", b"")
-        for secret in (
-            "top_secret",
-            str(tmp_path),
-            "hf_verysecret",
-            "0123456789" * 4,
-            "janedoe77",
-            "janes-machine",
-        ):
+        for secret in ("top_secret", str(tmp_path), "hf_verysecret", "0123456789" * 4, "janedoe77", "janes-machine"):
             assert secret.encode() not in content, f"{secret} in {file.relative_to(run)}"

@@ -279,7 +279,7 @@ def _squad_rows(articles: list[Any]) -> list[Row]:
     try:
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
         return [
-            {"id": qa["id"], "context": text["context"], "question": qa["question"], "answers": qa.get("answers", [])}
+            {"answers": [], **qa, "id": qa["id"], "question": qa["question"], "context": text["context"]}
             for text in paragraphs
             for qa in text["qas"]
         ]

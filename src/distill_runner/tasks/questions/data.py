@@ -10,7 +10,7 @@ from pydantic import Field
 from distill_runner.common.errors import UserError, override
 from distill_runner.common.schema import Assumption, Schema
 from distill_runner.datasets.readers.table import is_missing
-from distill_runner.tasks.columns import printed_value
+from distill_runner.tasks.columns import is_blank, printed_value
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,8 @@ def read_questions(
 ) -> Iterator[Question]:
     """Yield the questions of a split in order. Only the ids are kept in memory, to find duplicates.
 
-    If an answer is not at its offset, its nearest occurrence is used; the number of such questions is logged at the
-    end.
+    If an answer is not at its offset, its nearest occurrence is used, and without one the first; the numbers of such
+    questions are logged at the end.
 
     Args:
         columns: names of the columns of questions, contexts and answers. Answers are SQuAD's mapping of ``text`` and
@@ -81,7 +81,7 @@ def read_questions(
             context of a training question does not contain its first answer. The message names the row.
     """
     of_answers = columns[2]
-    ids, num_moved = set[str](), 0
+    ids, num_moved, num_first = set[str](), 0, 0
     for number, row in enumerate(rows):
         where = f"row {number} of split '{split}'"
         texts: list[Any] = [row.get(column) for column in columns[:2]]
@@ -92,8 +92,7 @@ def read_questions(
             if len(text) > MAX_CONTEXT:
                 problem = f"{where} has {len(text):,} characters, but at most {MAX_CONTEXT:,} are read"
                 raise UserError("task.columns", column, problem, "Divide it into several contexts.")
-        identity = row.get("id")
-        name = str(number) if identity is None or identity == "" else str(identity)
+        name = str(number if is_blank(row.get("id")) else row["id"])
         if name in ids:
             problem = f"{where} has the id of an earlier row, '{name}'"
             raise UserError("task.dataset", None, problem, "Remove duplicates, or give each question its own id.")
@@ -107,17 +106,19 @@ def read_questions(
             remedy: str = override("task.unanswerable", True) + " (as in SQuAD 2.0), or remove it."
             raise UserError("task.unanswerable", False, problem, remedy)
         offsets = tuple(_offset(context, text, start) for text, start in answers)
-        num_moved += any(
-            start is not None and start != offset >= 0 for (_, start), offset in zip(answers, offsets, strict=True)
-        )
+        places = [(*answer, offset) for answer, offset in zip(answers, offsets, strict=True)]
+        num_moved += any(start is not None and start != offset >= 0 for _, start, offset in places)
+        num_first += trains and any(start is None and context.count(text) > 1 for text, start in answers[:1])
         if trains and offsets and offsets[0] < 0:
             problem = f"{where}: the context of question '{name}' does not contain the answer '{answers[0][0][:60]}'"
             remedy = "Answers are parts of the context: repair or remove."
             raise UserError("task.label", of_answers, problem, remedy)
         yield Question(name, question, context, tuple(text for text, _ in answers), offsets)
-    if num_moved:
-        problem = "questions have an answer that is not at its offset: its nearest occurrence is used"
-        log.warning("split '%s': %d of %d %s", split, num_moved, len(ids), problem)
+    problem = "questions have an answer that is not at its offset: its nearest occurrence is used"
+    other = "questions have no answer_start, and an answer that occurs several times: its first occurrence is used"
+    for count, text in ((num_moved, problem), (num_first, other)):
+        if count:
+            log.warning("split '%s': %d of %d %s", split, count, len(ids), text)
 
 
 def _offset(context: str, text: str, start: int | None) -> int:
@@ -133,9 +134,8 @@ def _offset(context: str, text: str, start: int | None) -> int:
 
 def _answers(value: Any, start: Any, column: str, where: str) -> list[tuple[str, int | None]]:
     """Return texts and offsets of answers, None for a missing offset; empty texts ("no answer" in CSV) are dropped."""
-    if isinstance(value, str):
-        parsed = printed_value(value)
-        value = value if parsed is None else parsed
+    parsed = [printed_value(cell) if isinstance(cell, str) else None for cell in (value, start)]
+    value, start = (cell if own is None else own for cell, own in zip((value, start), parsed, strict=True))
     try:
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             value = {"text": [one["text"] for one in value], "answer_start": [one.get("answer_start") for one in value]}
@@ -144,7 +144,7 @@ def _answers(value: Any, start: Any, column: str, where: str) -> list[tuple[str,
         texts = [] if is_missing(value) else [str(value)] if isinstance(value, str | int | float) else list(value)
         starts = start if isinstance(start, list | tuple) else [start] * len(texts)
         pairs = [
-            (text, None if offset is None or offset == "" else int(offset))
+            (text, None if is_blank(offset) else int(float(offset)))
             for text, offset in zip(texts, starts, strict=True)
             if text
         ]
