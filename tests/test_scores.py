@@ -387,6 +387,8 @@ def test_quality_before_training_by_hand(tmp_path: Path) -> None:
     answered = GOLD | {"answer": ["", "unclear"] * 2}
     save(tmp_path, train={"text": texts(2), "answer": ["bad", "good"]}, validation=answered)
     assert "validation has none" in str(scores_line(task(tmp_path, answers=["answer"], no_answer=["unclear"]), None))
+    own = task_of(tmp_path, {"text": texts(2), "sure": [0.9, 0.6]}, TWO, probabilities=["sure"])
+    assert any("favor good in all rows" in warning for warning in scores_line(own, None).warnings)
 
 
 def test_keep_tells_its_coverage_by_class(tmp_path: Path) -> None:

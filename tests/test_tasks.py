@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,7 @@ def _no_data_dir(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def make(dataset: Path | str, **fields: Any) -> Any:
     """A single-sentence task of two classes, changed by ``fields``."""
     plain: dict[str, Any] = {"name": "toy", "columns": ["sentence"], "labels": ["bad", "good"]}
-    plain |= {
-        "metrics": ["accuracy"],
-        "max_length": 64,
-        "epochs": 1,
-        "validation": {"validation": "validation"},
-    }
+    plain |= {"metrics": ["accuracy"], "max_length": 64, "epochs": 1, "validation": {"validation": "validation"}}
     return make_task(**(plain | {"dataset": str(dataset)} | fields))
 
 
@@ -127,6 +123,7 @@ def test_minus_1_is_no_label_unless_it_is_named(form: str, tmp_path: Path) -> No
         ([2, 1, 2], ["1", "2", "3", "unsure"], [1, 0, 1]),  # a split without the one name that is no number
         ([True, False, True], ["false", "true"], [1, 0, 1]),
         ([1.0, 0.0, 1.0], ["bad", "good"], [1, 0, 1]),
+        ([Decimal("5.00"), Decimal("1.00"), Decimal("3.00")], ["1", "3", "5"], [2, 0, 1]),
     ],
 )
 def test_plain_label_values(tmp_path: Path, values: list[Any], labels: list[str], expected: list[int]) -> None:
@@ -138,11 +135,7 @@ def test_plain_label_values(tmp_path: Path, values: list[Any], labels: list[str]
 
 @pytest.mark.parametrize(
     ("values", "names", "expected"),
-    [
-        (["b", "a", "b"], None, ["a", "b"]),
-        ([10, 2, 2], None, ["2", "10"]),
-        ([1, 0, 0], ["no", "yes"], ["no", "yes"]),
-    ],
+    [(["b", "a", "b"], None, ["a", "b"]), ([10, 2, 2], None, ["2", "10"]), ([1, 0, 0], ["no", "yes"], ["no", "yes"])],
 )
 def test_resolve_infers_names(tmp_path: Path, values: list[Any], names: list[str] | None, expected: list[str]) -> None:
     write(tmp_path / "train.parquet", {"sentence": ["a", "b", "c"], "label": values}, names)
@@ -249,8 +242,7 @@ def test_contradictions_are_refused(fields: dict[str, Any], parts: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    "names",
-    [["not equivalent", "equivalent"], ["a,b", "it's"], ["null", "-1", "true"], ['"x"', "007", "[é]: {"]],
+    "names", [["not equivalent", "equivalent"], ["a,b", "it's"], ["null", "-1", "true"], ['"x"', "007", "[é]: {"]]
 )
 def test_a_remedy_can_be_typed(names: list[str]) -> None:
     assert shipped("custom", f"task.labels={format_typed(names)}").labels == names
@@ -273,6 +265,8 @@ MISTAKES: list[tuple[dict[str, list[Any]], dict[str, Any], str]] = [
     ({"label": [0.5, float("nan"), 1.0]}, REGRESSION, "task.label=label: 1 of 3 rows of split 'train' have no label"),
     ({"label": [0.5, float("inf"), 1.0]}, REGRESSION, "holds inf, which is not a finite number"),
     ({"label": [0.5, 1e39, 1.0]}, REGRESSION, "holds 1e[+]39, which is not a finite number in 32 bits"),
+    ({"label": [b"a", b"b", b"a"]}, {}, "has a label that is a bytes"),
+    ({"label": [True, False, True]}, {"labels": ["yes", "no"]}, "has the label 'True', which is not among"),
     ({"sentence": ["a", None, "c"]}, {}, "task.columns=sentence: row 1 of split 'train' holds no text"),
     ({"sentence": [["a"], ["b"], ["c", "d"]]}, {}, "row 0 of split 'train' holds a list instead of a text"),
     ({}, {"config": "qqp"}, r"task.config=qqp.*no such subfolder(.|\n)*task.config=null"),

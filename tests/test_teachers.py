@@ -19,13 +19,7 @@ from distill_runner.methods.base import Progress
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 from distill_runner.pipeline.targets import cache_bytes, choose_cache
 from distill_runner.training.devices import Device
-from distill_runner.training.teachers import (
-    CachedTargets,
-    LiveTargets,
-    MappedTargets,
-    NoTeacher,
-    in_float16,
-)
+from distill_runner.training.teachers import CachedTargets, LiveTargets, MappedTargets, NoTeacher, in_float16
 
 CPU = Device.from_name("cpu", "fp32")
 PROGRESS = Progress(epoch=0, step=0, num_epochs=1, num_steps=1)
@@ -144,10 +138,7 @@ def test_a_live_teacher_is_frozen_and_runs_as_far_as_needed(teacher: PreTrainedM
 
 
 def test_a_cache_holds_what_is_needed_and_no_more(tokens: TokenSplit, live: LiveTargets, cached: CachedTargets) -> None:
-    assert {name: array.shape for name, array in cached.arrays.items()} == {
-        "logits": (61, 3),
-        "cls": (61, 3, 48),
-    }
+    assert {name: array.shape for name, array in cached.arrays.items()} == {"logits": (61, 3), "cls": (61, 3, 48)}
     assert all(isinstance(array, np.memmap) and array.dtype == np.float32 for array in cached.arrays.values())
     size = cache_bytes(NEEDS, EncoderShape.from_config(live.model.config), tokens)
     assert size == sum(array.nbytes for array in cached.arrays.values()) == 4 * 61 * (3 + 3 * 48)

@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -65,8 +64,14 @@ def unread_settings(
         sets_keys_elsewhere = "." not in key and choices(key) and not OmegaConf.is_dict(config.get(key))
         if equals and "@" not in key and key[0] != "~" and not sets_keys_elsewhere:
             settings.append((key, value, "+" if override.startswith("+") else ""))
-    if folder := own_folder():
-        settings += _own_settings(folder, choice_of or {})
+    folder = own_folder()
+    for group, name in (choice_of or {}).items():
+        if folder and (file := folder / group / f"{name}.yaml").is_file():  # of the user's own files
+            text = file.read_text(encoding="utf-8")
+            prefix = "" if text.startswith("# @package _global_") else f"{group.replace('/', '.')}."
+            content = yaml.safe_load(text) or {}
+            leaves = _leaves({name: part for name, part in content.items() if name != "defaults"})
+            settings += [(f"{prefix}{key}", value, f" in {group}/{name}.yaml") for key, value in leaves]
     for key, value, place in settings:
         group = key.partition(".")[0]
         is_of_sweep = group == "sweep" and not is_point and not place
@@ -77,17 +82,6 @@ def unread_settings(
         hint = f"; did you mean {group}={value}?" if key != group and value in choices(group) else ""
         lines.append(f"{key}={value}{place.strip('+')} has no effect: nothing in this run reads it{hint}")
     return lines
-
-
-def _own_settings(folder: Path, choice_of: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    """Yield key, value and file of the settings in those of the user's own files that the run has chosen."""
-    for group, name in choice_of.items():
-        if (file := folder / group / f"{name}.yaml").is_file():
-            text = file.read_text(encoding="utf-8")
-            prefix = "" if text.startswith("# @package _global_") else f"{group.replace('/', '.')}."
-            content = yaml.safe_load(text) or {}
-            for key, value in _leaves({name: part for name, part in content.items() if name != "defaults"}):
-                yield f"{prefix}{key}", value, f" in {group}/{name}.yaml"
 
 
 def needed_stages(run: RunConfig) -> dict[str, StageConfig]:

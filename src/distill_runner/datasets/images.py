@@ -71,29 +71,22 @@ def decode_images(values: Sequence[Any], decoding: Decoding, split: str, column:
     """
     array: Any = None  # a memory map
     for row, value in enumerate(values):
-        where = f"row {row} of split '{split}'" + (f" ({name})" if (name := _file_name(value)) else "")
+        path = value.get("path") if isinstance(value, dict) else None
+        path = f"{value.parent.name}/{value.name}" if isinstance(value, Path) else path
+        where = f"row {row} of split '{split}'" + (f" ({path})" if path else "")
         pixels = np.asarray(_convert(_open_image(value, where, column), decoding, where), dtype=np.uint8)
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
         if array is None:
             array = np.lib.format.open_memmap(file, "w+", np.uint8, (len(values), *pixels.shape))
             first = where
         if pixels.shape != array.shape[1:]:
-            (height, width), (first_height, first_width) = pixels.shape[:2], array.shape[1:3]
-            problem = (
-                f"{where} is {height}x{width} pixels (height x width), but {first} is {first_height}x{first_width}"
-            )
-            remedy = "Scale all images to one size: " + override("task.resize", [first_height, first_width])
+            own, others = (f"{height}x{width}" for height, width in (pixels.shape[:2], array.shape[1:3]))
+            problem = f"{where} is {own} pixels (height x width), but {first} is {others}"
+            remedy = "Scale all images to one size: " + override("task.resize", [*array.shape[1:3]])
             raise UserError("task.resize", "null", problem, remedy)
         array[row] = pixels
     assert array is not None
     array.flush()
-
-
-def _file_name(value: Any) -> str | None:
-    """Return the name of an image's file, or None if the data does not contain it."""
-    if isinstance(value, Path):
-        return f"{value.parent.name}/{value.name}"
-    return value.get("path") if isinstance(value, dict) else None
 
 
 def _open_image(value: Any, where: str, column: str) -> "Image":

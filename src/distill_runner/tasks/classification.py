@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -13,7 +14,7 @@ from distill_runner.datasets.readers.content import SplitTable, listed_names, re
 from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.class_names import balanced_weights, class_scores, weights_in_losses
-from distill_runner.tasks.columns import MIN_ROWS, as_int, is_blank
+from distill_runner.tasks.columns import MIN_ROWS, as_int, is_blank, typed_values
 from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.text import TextTask
 
@@ -140,12 +141,14 @@ class ClassificationTask(TextTask):
         names = list(dict.fromkeys(map(str, sorted(values, key=None if numeric else str))))  # JSON may have 28 and "28"
         if any(re.fullmatch(r"-?\d+", name) for name in names) or {name.casefold() for name in names} <= TRUTH:
             return names
-        for split in self.validation.values():  # numbers there would be taken for indices into the sorted names
-            other = SplitTable({}, None)
+        for split in (self.labeled_split, self.train, *self.validation.values()):
+            other = table if split == self.labeled_split else SplitTable({}, None)
             if parse_split(split)[0] != parse_split(self.labeled_split)[0]:
                 with suppress(UserError):  # raised again when the split is read
                     other = read_table(self, split)
-            number = next((value for value in map(as_int, self.label_values(other)) if isinstance(value, int)), -1)
+            columns = self.label_values(other), *(typed_values(other, name) for name in self.answers or ())
+            # Numbers would be taken for indices into the sorted names.
+            number = next((value for value in map(as_int, chain(*columns)) if type(value) is int), -1)
             if number != -1 and other.class_names is None:
                 problem = f"split '{split}' has numbers such as {number}, and split '{self.labeled_split}' names"
                 remedy = "Name the classes in the order of the numbers, such as " + override("task.labels", names)
@@ -154,7 +157,7 @@ class ClassificationTask(TextTask):
 
     def _require_single_values(self, values: list[Any], split: str) -> None:
         """Raise a UserError if a label is a list or a mapping instead of a single value."""
-        nested = next((value for value in values if isinstance(value, list | dict)), None)
+        nested = next((value for value in values if isinstance(value, list | dict | bytes)), None)
         if nested is not None:
             problem = f"split '{split}' has a label that is a {type(nested).__name__}: {str(nested)[:40]}"
             raise UserError("task.label", self.label, problem, "Choose a column with one class for each example.")
@@ -173,7 +176,7 @@ class ClassificationTask(TextTask):
         for value in dict.fromkeys(values):
             number = as_int(value)
             name = str(number)
-            if isinstance(number, int) and not (in_data is None and are_numbers):
+            if isinstance(number, int) and not (in_data is None and (are_numbers or isinstance(number, bool))):
                 name = dict(enumerate(labels if in_data is None else in_data)).get(number, f"number {number}")
             if normalized_label(name) not in index:
                 own = sorted({str(as_int(other)) for other in values})

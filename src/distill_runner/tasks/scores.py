@@ -322,8 +322,6 @@ def labeled_scores(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray
 
 def selected_rows(table: SplitTable, rows: np.ndarray) -> SplitTable:
     """Return the table with the rows where ``rows`` (N,) is true."""
-    if rows.all():
-        return table
     numbers = np.flatnonzero(rows).tolist()
     columns = {name: [values[row] for row in numbers] for name, values in table.columns.items()}
     return replace(table, columns=columns)
@@ -347,6 +345,9 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
     warnings = list[str]()
     if task.gold == "none":
         warnings.append("no gold labels: all metrics are the agreement with these scores")
+    favored = np.unique(scores.outputs[scores.is_used].argmax(axis=1))
+    if isinstance(task.decoding, OneClass) and len(favored) == 1 < count:
+        warnings.append(f"the scores favor {names[favored[0]]} in all rows: are they those of the predicted class?")
     quality: dict[str, Any] = {}
     for name, validation in task.validation.items() if task.gold != "none" else ():
         measured = quality_of(task, validation)

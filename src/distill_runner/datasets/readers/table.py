@@ -212,7 +212,15 @@ class ArrowReader(Reader):
     def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
         with self._opened(None if names is None else [name for name in names if name in self.names]) as (_, batches):
             for batch in batches:
-                yield from batch.to_pylist()
+                yield from _rows_of(batch)
+
+
+def _rows_of(batch: Any) -> list[Row]:
+    """Return the rows of a batch of Arrow; decimals become floats, like all fractions."""
+    import pyarrow
+
+    fields = [one.with_type(pyarrow.float64()) if pyarrow.types.is_decimal(one.type) else one for one in batch.schema]
+    return list(batch.cast(pyarrow.schema(fields)).to_pylist())
 
 
 class LibraryReader(Reader):
@@ -228,7 +236,7 @@ class LibraryReader(Reader):
             dataset = dataset.select_columns([name for name in names if name in self.names])
         with library_errors():
             for batch in dataset.with_format("arrow").iter(ROWS_AT_ONCE):
-                yield from batch.to_pylist()
+                yield from _rows_of(batch)
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
