@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.tasks import make_task
-from distill_runner.tasks.columns import as_pair, leak, printed_list, printed_value
+from distill_runner.tasks.columns import as_pair, leak, printed_value
 from helpers.words import WORDS
 
 ROWS = 60
@@ -232,7 +232,7 @@ def test_a_missing_label_is_no_class(tmp_path: Path, missing: str) -> None:
         found.examples("train")
 
 
-@pytest.mark.parametrize("form", ["published", "saved"])
+@pytest.mark.parametrize("form", ["published", "saved", "saved apart"])
 def test_rows_that_a_format_defines_as_unlabeled_are_left_out_and_counted(tmp_path: Path, form: str) -> None:
     """SNLI has - where its annotators did not agree, and the hub -1; 785 rows of its training split."""
     if form == "published":
@@ -246,6 +246,8 @@ def test_rows_that_a_format_defines_as_unlabeled_are_left_out_and_counted(tmp_pa
         table = {"text": noise(1), "gold_label": [-1, *[1, 0] * 30][:ROWS]}
         parts = {split: datasets.Dataset.from_dict(table, features) for split in ("train", "validation")}
         datasets.DatasetDict(parts).save_to_disk(tmp_path / "d")
+        if form == "saved apart":  # each split by itself, without the file of all
+            (tmp_path / "d" / "dataset_dict.json").unlink()
         folder = tmp_path / "d"
     found = task(folder, label="gold_label").resolved()
     with recorded_tables() as tables:
@@ -321,7 +323,7 @@ PRINTED: list[Callable[[list[Any]], str]] = [
 @given(items=ITEMS | st.lists(st.integers(-9, 9), min_size=1), form=st.sampled_from(PRINTED))
 def test_printed_lists_are_read_back(items: list[Any], form: Callable[[list[Any]], str]) -> None:
     """numpy prints no commas, and Python joins texts without a comma between them: two labels became one."""
-    assert printed_list(form(items)) == items
+    assert printed_value(form(items)) == items
     assert printed_value(str({"text": form(items)})) == {"text": form(items)}
 
 

@@ -102,8 +102,13 @@ def test_tags_spans_and_sets_are_scored_by_their_entities(tmp_path: Path) -> Non
     (tmp_path / "sets.csv").write_text("index,prediction\n0,b;a\n1,\n2,a\n")
     with pytest.raises(UserError, match="--type tokens, or --type multilabel"):
         compared(tmp_path, "sets.jsonl", "sets.csv")
+    (tmp_path / "printed.csv").write_text("""label\n"['a', 'b']"\n[]\n['b']\n""")  # pandas'
     options = {"task_type": "multilabel", "metric": "subset_accuracy"}
-    assert compared(tmp_path, "sets.jsonl", "sets.csv", **options)["methods"][0]["score"] == pytest.approx(200 / 3)
+    for gold_file in ("sets.jsonl", "printed.csv"):
+        assert compared(tmp_path, gold_file, "sets.csv", **options)["methods"][0]["score"] == pytest.approx(200 / 3)
+    assert "gold labels themselves" in compared(tmp_path, "sets.jsonl", "printed.csv", **options)["account"][1]
+    (tmp_path / "joined.csv").write_text("\n".join(["label", *map(" ".join, gold)]))
+    assert compared(tmp_path, "joined.csv", "predictions.txt")["methods"][0]["score"] == pytest.approx(200 * 2 / 7)
 
 
 def test_answers_are_paired_by_their_contexts(tmp_path: Path) -> None:

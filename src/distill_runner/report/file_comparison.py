@@ -11,7 +11,6 @@ of one method are its seeds, paired by their order. Where a method has one file,
 import csv
 import json
 import re
-from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,7 @@ from distill_runner.report.compare import Comparison, Predictions, compare_cells
 from distill_runner.report.formats import as_mapping, escaped
 from distill_runner.report.frame import Cell, Point
 from distill_runner.report.resampling import SummedScores, f1_by_class
+from distill_runner.tasks.columns import as_lists, printed_value
 from distill_runner.tasks.decoding import MIN_PROBABILITY
 from distill_runner.tasks.questions.answers import normalize_answer, question_scores
 from distill_runner.tasks.split_account import short_list
@@ -198,7 +198,7 @@ def _of_columns(
     if len(candidates) > 1 or not (candidates or scored):
         problem = f"has the columns {listed_names(candidates or [*columns])}: which one is meant?"
         raise UserError(key, file, problem, RENAME)
-    values = columns[candidates[0]] if candidates else []
+    values = as_lists(columns[candidates[0]], list | dict) if candidates else []
     if labels := class_names.get(candidates[0], []) if candidates else []:
         name_of = dict(enumerate(labels)).get  # None for -1, which is "no label" on the hub
         values = [[*map(name_of, value)] if isinstance(value, list) else name_of(value) for value in values]
@@ -220,6 +220,7 @@ def _rankings(file: Path, rows: Iterable[tuple[Any, Any, Any]]) -> Values:
 
 LABEL_DRAWS = 2_000
 IN_ORDER = "Name the classes in the order of their numbers: --labels no,yes"
+_TAGS = re.compile(r"((^| +)(O|[BIMELSU]-\S+))+")
 _INTEGER, _NUMBER = re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -318,7 +319,9 @@ def compare_files(
     files = files if kind == "retrieval" else [file.in_order_of(gold) for file in files]
     parts = read(metric, gold, files, order)
     account = [f"{gold_file}: {kind}, {quantity(len(gold.values), 'example', ',')}, {metric}; {gold.text}"]
-    account += [f"{file.file}: {file.text}{part.remark}" for file, part in zip(files, parts, strict=True)]
+    same = "; it has the gold labels themselves: is another column the prediction?"
+    for file, part in zip(files, parts, strict=True):
+        account.append(f"{file.file}: {file.text}{part.remark}{same * (file.values == gold.values)}")
     scored = {method: [parts.pop(0) for _ in own] for method, own in predictions.items()}
     cells = {method: _cell(metric, gold_file.stem, own) for method, own in scored.items()}
     first, *others = cells
@@ -393,7 +396,8 @@ def _type(gold: Values, sample: Values) -> str:
         raise UserError("--gold", gold.file, problem, "Say which: --type tokens, or --type multilabel.")
     texts, others = ([label_text(value) for value in file.values] for file in (gold, sample))
     if parts or not all(map(_NUMBER.fullmatch, texts)):
-        return "tokens" if parts else "classification"
+        are_tags = all(map(_TAGS.fullmatch, texts)) and any(" " in text for text in texts)  # of the words of each text
+        return "tokens" if parts or are_tags else "classification"
     are_whole = all(map(_INTEGER.fullmatch, [*texts, *filter(_NUMBER.fullmatch, others)]))
     return "classification" if are_whole else "regression"
 
@@ -497,7 +501,7 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
 def _multilabel(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
     def labels_of(value: Any) -> set[Any]:
         if isinstance(value, str):  # as run_classification and distill-run predict write
-            value = literal_eval(value) if value.startswith("[") else filter(str.strip, value.split(";"))
+            value = own if isinstance(own := printed_value(value), list) else filter(str.strip, value.split(";"))
         return {(label_text(one),) for one in value or ()}
 
     return _of_sets(metric, [[*map(labels_of, file.values)] for file in (gold, *files)])

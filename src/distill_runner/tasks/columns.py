@@ -136,10 +136,14 @@ def printed_value(text: str) -> Any:
     return value if isinstance(value, list | dict) else None
 
 
-def printed_list(text: str) -> list[Any] | None:
-    """Return the list that ``text`` represents; None for any other text."""
-    value = printed_value(text)
-    return value if isinstance(value, list) else None
+def as_lists(values: list[Any], kinds: Any = list) -> list[Any]:
+    """Return the lists that a file of text holds as printed ones; the values as they are if one is none.
+
+    Args:
+        kinds: what else counts as a list, such as ``dict``.
+    """
+    lists = [printed_value(value) if isinstance(value, str) else value for value in values]
+    return lists if all(isinstance(value, kinds) for value in lists) else values
 
 
 # --- Texts and labels

@@ -12,7 +12,7 @@ from distill_runner.datasets.readers.content import SplitTable
 from distill_runner.datasets.readers.table import is_missing
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.class_names import class_scores
-from distill_runner.tasks.columns import as_int, is_empty, printed_list, typed_values
+from distill_runner.tasks.columns import as_int, is_empty, printed_value, typed_values
 from distill_runner.tasks.decoding import LabelSet
 from distill_runner.tasks.text import TextTask
 
@@ -129,7 +129,7 @@ class MultiLabelTask(TextTask):
 
     def _items(self, value: Any, split: str) -> list[Any]:
         """Return the labels of one example as they are written: names, numbers or flags."""
-        if isinstance(value, str) and (items := printed_list(value)) is not None:
+        if isinstance(value, str) and isinstance(items := printed_value(value), list):
             return items
         if self.separator is not None and isinstance(value, str | int | float):  # a file of numbers has one in each row
             return [name.strip() for name in str(as_int(value)).split(_SEPARATORS[self.separator]) if name.strip()]

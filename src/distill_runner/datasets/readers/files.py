@@ -81,7 +81,7 @@ def local_data(data: Dataset) -> Path | None:
             raise UserError(key, data.dataset, "is a file of a format that is not read", remedy)
         for root in [path] if path.is_dir() else local_copies(data):
             folder = root / data.config if data.config else root
-            is_saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+            is_saved = (folder / "state.json").is_file() or any(folder.glob("*/state.json"))
             if is_saved or _data_files(folder) or _image_splits(folder):
                 return folder
         if path.is_dir():

@@ -17,7 +17,7 @@ from distill_runner.datasets.readers.content import SplitTable, listed_names
 from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, is_missing, text_of
 from distill_runner.datasets.readers.text_files import WordLines
 from distill_runner.models.metadata import status_of
-from distill_runner.tasks.columns import printed_list
+from distill_runner.tasks.columns import as_lists
 from distill_runner.tasks.tokens.tags import OUTSIDE, TagSet, complete_names
 
 WORDS = ("tokens", "words", "token", "word", "sentence_words")
@@ -218,9 +218,9 @@ def read_sentences(
         problem = f"split '{split}' has no such column"
         raise UserError("task.label", label, problem, override("task.label", "<column of tags or spans>"))
     if marks is not None:
-        marks = _as_lists(marks) or marks
+        marks = as_lists(marks)
     if column in WORDS or (marks is not None and all(isinstance(mark, list) for mark in marks)):
-        values = _as_lists(values) or values
+        values = as_lists(values)
     reader, answers = _Reader(split, column, label, table.class_names, offsets, gold), table.columns.get(ANSWER)
     items = []
     for number, value in enumerate(values):
@@ -232,12 +232,6 @@ def read_sentences(
     remarks = [f"{len(places):,} {text}, first {places[0]}" for text, places in reader.decisions.items()]
     other = next((unit for unit in UNITS if reader.misfits[unit] == 0 < reader.misfits["characters"]), None)
     return Sentences(items, split, marks is not None, remarks, other if offsets is None else None)
-
-
-def _as_lists(values: Sequence[Any]) -> list[Any] | None:
-    """Return lists that a file of text holds as printed lists; None if a value is no list."""
-    lists = [printed_list(value) if isinstance(value, str) else value for value in values]
-    return lists if all(isinstance(value, list) for value in lists) else None
 
 
 class _Reader:
