@@ -25,6 +25,7 @@ from distill_runner.pipeline.store import Store
 from helpers.families import FAMILIES, config_of
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "families.md"
+PAGE = Path(__file__).parent / "helpers" / "families_page.txt"
 WRITES = bool(os.environ.get("DISTILL_WRITE_DOCS"))
 STEPS = [
     "teacher.optim.epochs=1",
@@ -132,35 +133,4 @@ def _write(method: str, found: dict[str, str]) -> None:
     notes = [f"{mark[reason]} {reason}" + "\n" for reason in reasons]
     packed = ", ".join(f"`{family}`" for family in FAMILIES if family in PACKED)
     page = markdown_table(header, rows, text_columns=len(header))
-    DOCUMENT.write_text(TEXT.format(table=page, reasons="\n".join(notes), packed=packed))
-
-
-TEXT = """# Families of encoders and methods
-
-```sh
-distill-run task=rte method=alp teacher=base teacher.source=answerdotai/ModernBERT-base plan=true
-```
-
-The table crosses every method with a teacher of each model family in `transformers` (its `model_type`).
-The student is the teacher cut to two layers, or a BERT with new weights if the method starts from one.
-*yes* means that two steps on tiny models train; a number is the reason of a refusal before training.
-
-{table}
-
-{reasons}
-Padding-free: {packed}.
-The others run padded, through their own forward pass.
-Decoders, encoder-decoders and cross-encoders can be [teachers of logits](teachers.md).
-
-| family | note |
-| --- | --- |
-| all | a head that is kept (`teacher.fine_tuned=true`) gives the outputs of its source |
-| all | `student.vocabulary=trim` removes unused tokens ([how](tutorials/deploy.md#a-smaller-vocabulary)) |
-| ALBERT | its layers share their weights |
-| ModernBERT | layers stay local or global; a layer that becomes the first one loses its norm |
-| ModernBERT, NomicBERT | queries and keys are read after their rotary embedding; relations cover all tokens |
-| DeBERTa, MPNet | queries and keys are those of the tokens alone, without relative positions |
-| NomicBERT | gets a new pooler, since the published models have none |
-
-`tests/test_families.py` makes this page; it says that a combination runs, and nothing about scores.
-"""
+    DOCUMENT.write_text(PAGE.read_text().format(table=page, reasons="\n".join(notes), packed=packed))

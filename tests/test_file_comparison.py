@@ -1,6 +1,7 @@
 """Files of predictions of other programs are read as they are written, and compared by the tests that compare runs."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,24 +174,34 @@ def test_what_can_be_taken_in_two_ways_is_refused(tmp_path: Path) -> None:
         compared(tmp_path, gold.name, "a.csv", metric="f1")
 
 
-def test_missing_labels_and_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_missing_labels_are_refused(tmp_path: Path) -> None:
     """The -1 of the hub's unlabeled splits was taken for the last class."""
     features = datasets.Features({"label": datasets.ClassLabel(names=NAMES)})
     with (tmp_path / "gold.parquet").open("wb") as file:
         datasets.Dataset.from_dict({"label": [0, 2, -1]}, features=features).to_parquet(file)
-    (tmp_path / "gold.csv").write_text("label\nno\nyes\nno\n")
-    contents = {
-        "labels.csv": "prediction\nno\nyes\nyes\n",
-        "cut.txt": "index\tprediction\n0\tno\n1\n",
-        "scores.csv": "prediction,p_no,p_yes\nno,x,0.1\nyes,0.2,0.8\nno,0.5,0.5\n",
-    }
-    for name, content in contents.items():
-        (tmp_path / name).write_text(content)
+    (tmp_path / "labels.csv").write_text("prediction\nno\nyes\nyes\n")
     with pytest.raises(UserError, match="has no label for 1 example"):
         compared(tmp_path, "gold.parquet", "labels.csv")
-    for name, problem in (("cut.txt", "has a line with too few columns"), ("scores.csv", "cannot be read")):
-        with pytest.raises(UserError, match=f"{name}: {problem}"):
-            compared(tmp_path, "gold.csv", name)
+
+
+CASES = (Path(__file__).parent / "faults" / "compared_files.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("case", [line for line in CASES if " | " in line and not line.startswith("#")])
+def test_files_are_read_as_the_table_says(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    *files, options, expected = case.replace("\\n", "\n").replace("\\t", "\t").split(" | ")
+    arguments = ["--format", "json", *options.removesuffix("-").split()]
+    for option, name, (ending, _, content) in zip(
+        ("gold", "predictions"), "ga", (one.partition(": ") for one in files), strict=True
+    ):
+        (tmp_path / f"{name}.{ending}").write_text(content.replace("\\u2028", "\u2028") + "\n")
+        arguments += [f"--{option}", str(tmp_path / f"{name}.{ending}")]
+    if expected.replace(".", "").isdigit():
+        run_subcommand("compare", arguments)
+        assert json.loads(capsys.readouterr().out)["methods"][0]["score"] == pytest.approx(float(expected), abs=1e-3)
+    else:
+        with pytest.raises(UserError, match=re.escape(expected)):
+            run_subcommand("compare", arguments)
 
 
 def test_one_file_each_is_about_these_models_and_several_about_methods(
@@ -215,6 +226,10 @@ def test_one_file_each_is_about_these_models_and_several_about_methods(
     assert "over seeds and examples" in text
     assert ": the same within 1 point" in text
     assert "these models" not in text
+    for name, share in (("a", 0.9), ("b", 0.6)):
+        right = np.where(gold == 1, share, 1 - share)
+        pd.DataFrame({"0": 1 - right, "1": right}).to_csv(tmp_path / f"{name}0.csv", index=False)
+    assert "these models: better" in conclusion("--predictions", *one, "--metric", "brier"), "lower is better"
     picture = tmp_path / "forest.png"
     conclusion("--predictions", *one, "--format", "picture", "--out", str(picture))
     assert picture.stat().st_size > 1000

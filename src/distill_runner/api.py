@@ -266,10 +266,7 @@ def compare(
     """
     from distill_runner.report.file_comparison import compare_files
 
-    files = {
-        name: [Path(one) for one in ([own] if isinstance(own, str | Path) else own)]
-        for name, own in predictions.items()
-    }
+    files = {name: [*map(Path, [own] if isinstance(own, str | Path) else own)] for name, own in predictions.items()}
     return compare_files(files, Path(gold), margin, metric=metric, task_type=task_type, labels=labels).as_json()
 
 

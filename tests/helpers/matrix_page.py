@@ -4,24 +4,11 @@ import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from distill_runner.common.terminal import markdown_table
 
-HEAD = """\
-# Which students a method trains
-
-```sh
-make matrix    # an hour; writes this page
-```
-
-Every method with every student and every way to initialize it (`student.init.layers`) makes {cells} combinations.
-{refused} are refused before anything is trained; the other {trained} train for two steps.
-Equal students are trained once: {different} differ.
-Text teachers have a width of 32, and image teachers are ResNets.
-Students with a source of their own, such as `ettin_17m`, are built like `pretrained`; `static` has no layers.
-A number refers to a refusal below the table.
-
-"""
+HEAD = Path(__file__).with_suffix(".txt").read_text()
 
 
 def page(outcomes: Iterable[Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.utils import get_args_parser  # private: the only list of Hydra's options and of which take a value
@@ -14,32 +15,7 @@ from distill_runner.common.errors import UserError, command
 from distill_runner.common.terminal import wrapped
 from distill_runner.compose import folders
 
-HELP_TEXT = """\
-distill-run: reproduce, compare and extend knowledge distillation of Transformers.
-
-Groups (<group>=<name>):
-
-{groups}
-
-Keys (<key>=<value>): task.* teacher.* student.num_layers student.init loss.temperature
-  loss.eta loss.lambda (beta, the weight of the hard labels, is 1 - eta - lambda) optim.lr optim.batch_size optim.epochs
-  optim.max_steps runtime.device runtime.precision runtime.targets seed store.dir tracker.project plan;
-  every key: distill-run --cfg job
-
-Examples:
-  distill-run experiment=demo                                   with and without a teacher; embedded data, offline
-  distill-run task=custom task.dataset=my_folder method=rkd     your own texts and labels
-  distill-run task=rte method=alp plan=true                     one cell of ALP-KD's Table 1: what it trains and costs
-  distill-run task=sst2 method=alp loss=equal student.num_layers=3 tracker=wandb
-  distill-run -m task=rte method=nkd,rkd,pkd,ckd,alp seed=1,2,3
-
-Subcommands, each with --help:
-
-{subcommands}
-
-Tab completion:  eval "$(distill-run -sc install=bash)"
-Configuration:   distill-run <overrides> --cfg job      Errors in full: HYDRA_FULL_ERROR=1
-"""
+HELP_TEXT = Path(__file__).with_name("help.txt").read_text(encoding="utf-8")
 LISTS = (
     r"(?:[\w.]+\.)?(?:columns|train_columns|labels|metrics|probabilities|logits|answers|no_answer"
     r"|teacher_vectors|sources|classes|betas|milestones|prefixes|tags|where)|task\.resize"

@@ -119,20 +119,12 @@ def score(
     for candidate in candidates:
         scores = pair_predictions(metric, candidate.predictions, candidates[0].predictions)
         assert scores is not None, "a validation split was read twice, differently"
-        seeds, is_student = len(candidate.seeds), candidate.family is not None
-        row = FrontierRow(
-            candidate.name,
-            candidate.form,
-            candidate.family,
-            num_bytes=candidate.files[0].stat().st_size,
-            seeds=seeds,
-            score=fmean(candidate.scores(metric)),
-            interval=scores.score_interval(slice(0, seeds)),
-            difference=float(scores.difference(scores.observed)) if is_student else None,
-            p=scores.p_not_worse(margin / 100) if is_student else None,
-            cost=costs[candidate.label],
-        )
-        rows.append(row)
+        size, seeds, mean = candidate.files[0].stat().st_size, len(candidate.seeds), fmean(candidate.scores(metric))
+        tests = float(scores.difference(scores.observed)), scores.p_not_worse(margin / 100)
+        difference, p = (None, None) if candidate.family is None else tests
+        own = candidate.name, candidate.form, candidate.family, size, seeds, mean
+        interval, cost = scores.score_interval(slice(0, seeds)), costs[candidate.label]
+        rows.append(FrontierRow(*own, interval, difference, p, cost))
     return sorted(rows, key=lambda row: (row.family is not None, -row.num_bytes))
 
 

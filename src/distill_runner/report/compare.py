@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from distill_runner.common.errors import UserError, quantity, suggestion
-from distill_runner.datasets.metrics import metric_function
+from distill_runner.datasets.metrics import LOWER_IS_BETTER, metric_function
 from distill_runner.report.collect import TEST_PREDICTIONS, Result, scored_on, tested_on
 from distill_runner.report.frame import Cell, Point, ResultTable, held_out_column
 from distill_runner.report.identity import differences, shared_stages
@@ -23,12 +23,10 @@ from distill_runner.report.resampling import (
 from distill_runner.report.statistics import ALPHA, MethodTest, holm
 
 PREDICTIONS = "predictions-*.npz"
-"""Prediction files in a run's folder, one per validation or test split: ``outputs`` (N, C) and ``labels`` (N,).
-
-Where examples depend on each other, they have ``clusters`` (N,) and, if the score is a mean over examples,
-``score-<metric>`` (N,). If it is the F1 of sums over examples, they have ``counts-<metric>`` (N, 3) instead: true
-positives, predicted and actual positives of each; or (N, 3 T), whose F1 is the mean over T classes.
-"""
+"""Prediction files in a run's folder, one per validation or test split: ``outputs`` (N, C) and ``labels`` (N,)."""
+# Where examples depend on each other, they have ``clusters`` (N,) and, if the score is a mean over examples,
+# ``score-<metric>`` (N,). If it is the F1 of sums over examples, they have ``counts-<metric>`` (N, 3) instead: true
+# positives, predicted and actual positives of each; or (N, 3 T), whose F1 is the mean over T classes.
 BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "the same", "undecided"
 
 
@@ -81,7 +79,8 @@ class Comparison:
             p_values["methods"] = self.methods.p
             if self.margin is not None:
                 p_values["same"] = self.methods.p_same(self.margin / 100)
-                p_values["not_worse"] = self.methods.p_not_worse(self.margin / 100)
+                if self.metric not in LOWER_IS_BETTER:
+                    p_values["not_worse"] = self.methods.p_not_worse(self.margin / 100)
         return {**p_values, **(self.of_models or {})}
 
     @property
@@ -99,7 +98,7 @@ class Comparison:
         """What the test over seeds and examples says of the first method: one of the four words of this module."""
         name, test = ("methods", self.methods) if self.of_models is None else ("examples", self.examples)
         if test and self.is_significant(name):
-            return BETTER if test.difference > 0 else WORSE
+            return BETTER if (test.difference > 0) != (self.metric in LOWER_IS_BETTER) else WORSE
         return SAME if self.is_significant("same") else UNDECIDED
 
     @property
@@ -233,7 +232,7 @@ def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = N
     if scores and "read" in runs[0]:
         intervals = scores.score_interval(slice(size)), scores.score_interval(slice(size, None))
     if scores and intervals and len(seeds) < 2:
-        tests = {"same": scores.p_same, "not_worse": scores.p_not_worse}
+        tests = {"same": scores.p_same} | ({} if metric in LOWER_IS_BETTER else {"not_worse": scores.p_not_worse})
         of_models = {} if margin is None else {name: test(margin / 100) for name, test in tests.items()}
     elif len(seeds) < 2:
         verb = "is" if len(seeds) == 1 else "are"

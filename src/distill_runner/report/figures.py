@@ -341,11 +341,9 @@ AXES = {
     "share": "share of the training examples",
     "updates": "updates before fine-tuning",
 }
-"""Labels of the axes by name.
-
-Well-read students: Figures 5, 7 and 10 (``size``), 6 (``width``), 8 (``transfer_size``) and 9 (``transfer``). Internal
-representations: Figures 3 and 9 (``share``), 2 and 6 to 8 (``size``).
-"""
+"""Labels of the axes by name."""
+# Well-read students: Figures 5, 7 and 10 (``size``), 6 (``width``), 8 (``transfer_size``) and 9 (``transfer``).
+# Internal representations: Figures 3 and 9 (``share``), 2 and 6 to 8 (``size``).
 
 
 def _tick(result: Result, axis: str) -> Tick | None:

@@ -12,7 +12,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from pathlib import Path
@@ -37,7 +37,7 @@ from distill_runner.report.formats import as_mapping, escaped
 from distill_runner.report.frame import Cell, Point
 from distill_runner.report.resampling import SummedScores, f1_by_class
 from distill_runner.tasks.columns import as_lists, printed_value
-from distill_runner.tasks.decoding import MIN_PROBABILITY
+from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.questions.answers import normalize_answer, question_scores
 from distill_runner.tasks.split_account import short_list
 from distill_runner.tasks.tokens.tags import TagSet, complete_names, spelled_parts
@@ -48,6 +48,8 @@ from distill_runner.tasks.vectors.retrieval import ranking_scores
 
 IDS = ("id", "index", "idx", "guid", "", "Unnamed: 0")
 """Names of columns of ids, the first of which is taken; pandas writes its index without a name."""
+ROW_NUMBERS = ("index", "", "Unnamed: 0")
+"""Those that programs fill with the numbers of the rows."""
 PREDICTED = ("prediction", "predictions", "predicted", "predicted_label", "pred", "y_pred", "prediction_text")
 LABELS = ("label", "labels", "gold", "target", "y_true", "answers", "answer", "ner_tags", "tags", "spans")
 PREFIX = "p_"
@@ -68,6 +70,7 @@ class Values:
         scores: (N, C), probabilities or logits; None without.
         names: classes of the columns of scores, or those that numbers stand for; empty if the file does not name them.
         contexts: the text that each example is about, if several examples may be about one.
+        may_be_rows: whether the ids may be the numbers of the rows.
         text: what was taken.
     """
 
@@ -77,13 +80,14 @@ class Values:
     scores: np.ndarray | None = None
     names: Sequence[str] = ()
     contexts: Sequence[str] | None = None
+    may_be_rows: bool = False
     text: str = ""
 
     def in_order_of(self, gold: "Values") -> "Values":
         """Return the examples in the order of ``gold``, whose ids are the numbers of its rows if it has none.
 
         Raises:
-            UserError: the ids are not those of ``gold``, or one occurs twice.
+            UserError: the ids are not those of ``gold``, one occurs twice, or they may be the numbers of the rows.
         """
         rows = [*map(str, range(len(gold.values)))]
         expected = rows if gold.ids is None else gold.ids
@@ -92,13 +96,15 @@ class Values:
                 problem = f"has {size:,} rows, and {gold.file} has {len(rows):,}"
                 raise UserError("--predictions", self.file, problem, SAME_EXAMPLES)
             return replace(self, text=f"{self.text}, in the order of the rows")
+        if self.may_be_rows and self.ids == rows != expected:
+            problem = f"numbers its rows, which may be their order, or ids that {gold.file} has in another order"
+            raise UserError("--predictions", self.file, problem, "Name the column id, or remove it for the order.")
         sides = (self.file, self.ids, gold.file, {*expected}), (gold.file, expected, self.file, {*self.ids})
         for key, (file, ids, other, others) in zip(("--predictions", "--gold"), sides, strict=True):
-            lacking, place = [one for one in ids if one not in others], {one: row for row, one in enumerate(ids)}
-            if len(place) < len(ids):
-                twice = next(one for row, one in enumerate(ids) if place[one] > row)
+            if len({*ids}) < len(ids):
+                twice = Counter(ids).most_common(1)[0][0]
                 raise UserError(key, file, f"has the id '{twice}' twice", "Give each example its own.")
-            if lacking:
+            if lacking := [one for one in ids if one not in others]:
                 problem = f"has the id '{lacking[0]}', which {other} lacks, as {len(lacking):,} of {len(ids):,} ids"
                 raise UserError(key, file, problem, SAME_EXAMPLES)
         place = {one: row for row, one in enumerate(self.ids)}
@@ -139,24 +145,24 @@ def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
         raise UserError(key, file, "there is no such file", f"Did you mean {similar}?" if similar else "")
     try:
         return _parse(file, key, classes)
-    except ValueError as error:
+    except (ValueError, TypeError, IndexError) as error:
         raise UserError(key, file, f"cannot be read: {error}") from error
 
 
 def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
     is_text = file.suffix not in (".parquet", ".arrow", ".gz", ".zip")
     content = file.read_text(encoding="utf-8-sig", errors="replace") if is_text else ""
-    first = content.lstrip().partition("\n")[0].strip()
+    first, lines = content.lstrip().partition("\n")[0].strip(), content.removesuffix("\n").split("\n")
     if _RUN.fullmatch(first) or (key == "--gold" and _QRELS.fullmatch(first)):
-        rows = [line.split() for line in content.splitlines() if line.strip()]
+        rows = [line.split() for line in lines if line.strip()]
         return _rankings(file, ((row[0], row[2], row[-2] if len(row) > 4 else row[-1]) for row in rows))
     if file.suffix == ".txt" and "\t" not in first:
-        return Values(file, None, content.splitlines(), text="a line for each example")
+        return Values(file, None, lines, text="a line for each example")
     if first.startswith("{") and file.suffix == ".json" and (answers := _answers(content)) is not None:
         return Values(file, [*answers], [*answers.values()], text="answers by id")
     class_names: Mapping[str, list[str]] = {}
     if file.suffix == ".txt":  # as run_glue writes
-        table = csv.DictReader(content.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+        table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         records, names = [*table], list(table.fieldnames or ())
         if any(None in record.values() for record in records):
             raise UserError(key, file, "has a line with too few columns", "Write the file again.")
@@ -167,6 +173,8 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
         except UserError as error:
             raise UserError(key, file, error.problem, error.remedy) from error
     columns: dict[str, list[Any]] = {name: [row.get(name) for row in records] for name in names}
+    if {"query-id", "corpus-id", "score"} <= columns.keys():  # qrels of the hub
+        return _rankings(file, ((row["query-id"], row["corpus-id"], row["score"]) for row in records))
     if {"query_id", "results"} <= columns.keys():  # sentence-transformers' rankings
         pairs = zip(columns["query_id"], columns["results"], strict=True)
         return _rankings(file, ((query, one["corpus_id"], one["score"]) for query, own in pairs for one in own))
@@ -190,9 +198,18 @@ def _of_columns(
     ids = None if id_name is None else [*map(label_text, columns[id_name])]
     others = [name for name in columns if name != id_name]
     prefixed = [name for name in others if name.startswith(PREFIX)]
-    sets = prefixed, [*classes], [*map(str, range(len(classes)))]
+    sets = prefixed, [name for name in others if classes and name.isdigit()], [*classes]
     scored = next((own for own in sets if len(own) > 1 and {*own} <= {*others}), [])
     scores = np.column_stack([columns[name] for name in scored]).astype(np.float64) if scored else None
+    if scores is not None and not np.isfinite(scores).all():
+        raise ValueError(f"a score in the columns {listed_names(scored)} is missing or not finite")
+    rest = [name for name in others if scored is sets[-1] and name not in (*scored, *PREDICTED, *LABELS)]
+    rest = [name for name in rest if all(_NUMBER.fullmatch(label_text(value)) for value in columns[name])]
+    if (
+        rest and scores is not None and not OneClass().logits(scores)[1].all()
+    ):  # a class that no example has, or a number of another kind
+        problem = f"has scores of {listed_names(scored)}, and maybe of {listed_names(rest)}, which no gold label is"
+        raise UserError(key, file, problem, f"Name all columns of scores {PREFIX}<class>.")
     groups = (() if key == "--gold" else PREDICTED, LABELS, ("score",), () if scored else others)
     candidates = next(filter(None, ([name for name in group if name in others] for group in groups)), [])
     if len(candidates) > 1 or not (candidates or scored):
@@ -205,20 +222,25 @@ def _of_columns(
     taken = (("ids", id_name), ("column", *candidates[:1]), ("scores from", *scored[:1]))
     text = ", ".join(f"{what} '{name[0]}'" for what, *name in taken if name and name[0] is not None)
     names = [name.removeprefix(PREFIX) for name in scored] if scored is prefixed else scored
-    return Values(file, ids, values, scores, names or labels, columns.get("context"), text)
+    return Values(file, ids, values, scores, names or labels, columns.get("context"), id_name in ROW_NUMBERS, text)
 
 
 def _rankings(file: Path, rows: Iterable[tuple[Any, Any, Any]]) -> Values:
     """Return the documents of each query with their scores, of rows of query, document and score."""
     by_query: dict[str, dict[str, float]] = {}
     for query, document, score in rows:
-        by_query.setdefault(str(query), {})[str(document)] = float(score)
+        documents = by_query.setdefault(str(query), {})
+        if str(document) in documents or np.isnan(number := float(score)):
+            raise ValueError(f"query '{query}' has the document '{document}' twice, or without a score")
+        documents[str(document)] = number
     return Values(file, [*by_query], [*by_query.values()], text=f"documents of {len(by_query):,} queries")
 
 
 # --- From values to a comparison
 
 LABEL_DRAWS = 2_000
+SEPARATORS = (";", "|", ",")
+"""Marks between the labels of a text, the first of which is taken where gold labels have several."""
 IN_ORDER = "Name the classes in the order of their numbers: --labels no,yes"
 _TAGS = re.compile(r"((^| +)(O|[BIMELSU]-\S+))+")
 _INTEGER, _NUMBER = re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -403,7 +425,7 @@ def _type(gold: Values, sample: Values) -> str:
 
 
 def _classification(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
-    gold_names = _class_names(gold, order)
+    (gold_names,) = _class_names([[*map(label_text, gold.values)]], order)
     if unlabeled := gold_names.count(""):
         raise UserError("--gold", gold.file, f"has no label for {quantity(unlabeled, 'example', ',')}", "Add them.")
     names = {*gold_names, *(name for file in files for name in file.names)}
@@ -414,19 +436,16 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
         )
     number, predicted, remarks = {name: place for place, name in enumerate(classes)}, [], []
     for file in files:
-        texts = _class_names(file, order)
-        strays = Counter(text for text in texts if text not in number)
+        (texts,), remark = _class_names([[*map(label_text, file.values)]], order), ""
         if file.scores is not None and (metric in OF_PROBABILITIES or not texts):
-            predicted.append(_logits(file, classes, bool(order)))
+            outputs, remark = _logits(metric, file, classes, bool(order))
         elif metric in OF_PROBABILITIES:
             raise UserError("--metric", metric, f"needs scores of the classes, and {file.file} has none")
-        elif strays.total() == len(texts):
-            problem = f"has the labels {short_list([*strays])}, and {gold.file} has {short_list(classes)}"
-            raise UserError("--predictions", file.file, problem, IN_ORDER)
         else:
-            predicted.append(np.eye(len(classes) + bool(strays))[[number.get(text, len(classes)) for text in texts]])
-        text = f"; {strays.total():,} labels that {gold.file} lacks count as wrong, such as '{next(iter(strays), '')}'"
-        remarks.append(text if strays else "")
+            remark = _strays(file, texts, number, gold)
+            outputs = np.eye(len(classes) + bool(remark))[[number.get(text, len(classes)) for text in texts]]
+        predicted.append(outputs)
+        remarks.append(remark)
     width, labels = max(own.shape[1] for own in predicted), np.array([number[name] for name in gold_names])
     scored = []
     for own, remark in zip(predicted, remarks, strict=True):
@@ -437,18 +456,36 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
     return scored
 
 
-def _class_names(file: Values, order: Sequence[str]) -> list[str]:
-    """Return the labels of a file as names; numbers stand for the names of ``order``."""
-    texts = [label_text(value) for value in file.values]
-    numbers = {str(number): name for number, name in enumerate(order) if str(number) not in order}
-    return [numbers[text] for text in texts] if {*texts} <= numbers.keys() else texts
+def _class_names(rows: list[list[str]], order: Sequence[str]) -> list[list[str]]:
+    """Return labels as names; if all of them are numbers, they stand for the names of ``order``."""
+    forms = ("{}", "LABEL_{}")
+    numbers = {
+        form.format(number): name for number, name in enumerate(order) if str(number) not in order for form in forms
+    }
+    is_numbered = numbers and {text for row in rows for text in row} <= numbers.keys()
+    return [[numbers[text] for text in row] for row in rows] if is_numbered else rows
 
 
-def _logits(file: Values, classes: Sequence[str], is_ordered: bool) -> np.ndarray:
-    """Return the scores of a file in the order of the classes, probabilities as their logarithms.
+def _strays(file: Values, labels: Sequence[str], classes: Collection[str], gold: Values) -> str:
+    """Return a remark on labels that the gold file lacks, if there are any.
 
     Raises:
-        UserError: there is another number of columns, or nothing says which column is which class.
+        UserError: all labels are of this kind.
+    """
+    strays = Counter(label for label in labels if label not in classes)
+    if strays and strays.total() == len(labels):
+        problem = f"has the labels {short_list([*strays])}, and {gold.file} has {short_list([*classes])}"
+        remedy = "Write them as there, or name the classes in the order of numbers: --labels no,yes"
+        raise UserError("--predictions", file.file, problem, remedy)
+    text = f"; {strays.total():,} labels that {gold.file} lacks count as wrong, such as '{next(iter(strays), '')}'"
+    return text if strays else ""
+
+
+def _logits(metric: str, file: Values, classes: Sequence[str], is_ordered: bool) -> tuple[np.ndarray, str]:
+    """Return the scores of a file in the order of the classes, probabilities as their logarithms, and what they are.
+
+    Raises:
+        UserError: there is another number of columns, nothing says which column is which class, or what scores are.
     """
     scores, numbers = np.asarray(file.scores, dtype=np.float64), [*map(str, range(len(classes)))]
     names = [*classes] if is_ordered and [*file.names] == numbers else [*file.names]
@@ -456,7 +493,13 @@ def _logits(file: Values, classes: Sequence[str], is_ordered: bool) -> np.ndarra
         problem = f"has scores of {scores.shape[1]} classes, and nothing says which is which of {short_list(classes)}"
         raise UserError("--predictions", file.file, problem, IN_ORDER)
     scores = scores[:, [names.index(name) for name in classes]]
-    return np.log(np.maximum(scores, MIN_PROBABILITY)) if scores.min() >= 0 and scores.max() <= 1 else scores
+    logs, is_valid, remarks = OneClass().logits(scores)
+    if is_valid.all():
+        return logs, ", ".join([", probabilities", *remarks])
+    if metric in OF_PROBABILITIES and scores.min() >= 0:
+        problem = f"has scores of 0 and more that do not sum to 1, so {metric} has no probabilities"
+        raise UserError("--predictions", file.file, problem, "Write probabilities or logits of all classes.")
+    return scores, ", logits"
 
 
 def _regression(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
@@ -473,8 +516,14 @@ def _regression(metric: str, gold: Values, files: Sequence[Values], order: Seque
 
 def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
     """Score the entities of tags of words, or spans of characters."""
-    rows: list[Any] = [[v.split() if isinstance(v, str) else v for v in file.values] for file in (gold, *files)]
+
+    def row(value: Any) -> list[Any]:
+        parts = value.split() if isinstance(value, str) else value or ()
+        return [one if isinstance(one, str | dict) else label_text(one) for one in parts]
+
+    rows = [[*map(row, file.values)] for file in (gold, *files)]
     kinds = [any(isinstance(one, dict) for value in own for one in value) for own in rows]
+    rows = [own if kind else _class_names(own, order) for own, kind in zip(rows, kinds, strict=True)]
     tags = [tag for own, has_spans in zip(rows, kinds, strict=True) if not has_spans for value in own for tag in value]
     tagset, parts = TagSet.from_names(complete_names(tags) or ["O"]), list[list[set[Any]]]()
     for file, own, has_spans in zip((gold, *files), rows, kinds, strict=True):
@@ -482,13 +531,20 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
         if has_spans != kinds[0] and any(sizes):
             problem = f"has {'spans' if has_spans else 'tags'}, unlike {gold.file}: distill-run predict --out x.conll"
         elif not has_spans and sizes != [*map(len, rows[0])] and not kinds[0]:
-            row = next(row for row, size in enumerate(sizes) if size != len(rows[0][row]))
-            problem = f"has {sizes[row]} tags in row {row}, and {gold.file} has {len(rows[0][row])}"
+            place = next(place for place, size in enumerate(sizes) if size != len(rows[0][place]))
+            problem = f"has {sizes[place]} tags in row {place}, and {gold.file} has {len(rows[0][place])}"
+        spans = [
+            {(one.get("start"), one.get("end"), one.get("label", one.get("entity_group"))) for one in value}
+            for value in own
+            if has_spans
+        ]
+        if any(None in span for value in spans for span in value):
+            problem = "has spans that lack a start, an end or a label"
         if problem:
             remedy = "Predict a tag for each word, or spans as in the data."
             raise UserError("--predictions", file.file, problem, remedy)
         if has_spans or kinds[0]:
-            parts.append([{(one["start"], one["end"], one["label"]) for one in value} for value in own])
+            parts.append(spans or [set() for _ in own])
             continue
         bounds, sets = np.cumsum([0, *sizes]), [set[Any]() for _ in own]
         numbers = np.array([tagset.number[tag] for value in own for tag in value], dtype=np.int64)
@@ -499,12 +555,33 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
 
 
 def _multilabel(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
-    def labels_of(value: Any) -> set[Any]:
-        if isinstance(value, str):  # as run_classification and distill-run predict write
-            value = own if isinstance(own := printed_value(value), list) else filter(str.strip, value.split(";"))
-        return {(label_text(one),) for one in value or ()}
+    parts, classes, remarks = list[list[set[Any]]](), {*order}, list[str]()
+    for file in (gold, *files):
+        by_mark = {mark: _class_names(_label_lists(file.values, mark), order) for mark in SEPARATORS}
+        # Gold labels may be one text; those of the others are divided as gives most of the gold labels.
+        fits = {mark: sum(one in classes for row in rows for one in row) for mark, rows in by_mark.items()}
+        used = [mark for mark in SEPARATORS if any(isinstance(v, str) and mark in v for v in file.values)]
+        mark = max(fits, key=lambda mark: fits[mark]) if parts else next(iter(used), SEPARATORS[0])
+        labels = [one for row in by_mark[mark] for one in row]
+        classes |= set() if parts else {*labels}
+        remarks.append((f", divided by '{mark}'" if mark in used else "") + _strays(file, labels, classes, gold))
+        parts.append([{(one,) for one in row} for row in by_mark[mark]])
+    return [replace(one, remark=remark) for one, remark in zip(_of_sets(metric, parts), remarks[1:], strict=True)]
 
-    return _of_sets(metric, [[*map(labels_of, file.values)] for file in (gold, *files)])
+
+def _label_lists(values: Sequence[Any], mark: str) -> list[list[str]]:
+    """Return the labels of each example: of a list, as text too, of a flag for each label, or of a text with marks."""
+
+    def items_of(value: Any) -> list[Any]:
+        if not isinstance(value, str):
+            return value if isinstance(value, list) else [value]
+        return own if isinstance(own := printed_value(value), list) else value.strip("[]").split(mark)
+
+    rows = [[*filter(None, map(label_text, items_of(value)))] for value in values]
+    sizes, are_binary = {len(row) for row in rows}, all({*row} <= {"0", "1"} for row in rows)
+    if are_binary and len(sizes) == 1 and any(len({*row}) < len(row) for row in rows):
+        return [[str(number) for number, flag in enumerate(row) if flag == "1"] for row in rows]
+    return rows
 
 
 def _of_sets(metric: str, parts: Sequence[Sequence[set[Any]]]) -> list[Scored]:
@@ -545,6 +622,7 @@ def _questions(metric: str, gold: Values, files: Sequence[Values], order: Sequen
 def _retrieval(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
     gains = dict(zip(gold.ids or (), gold.values, strict=True))
     scored, queries = [], [query for query, gain_of in gains.items() if max(gain_of.values()) > 0]
+    useless = len(gains) - len(queries)
     for file in files:
         score_of = dict(zip(file.ids or (), file.values, strict=True))
         missing, unjudged = len({*queries} - score_of.keys()), len(score_of.keys() - gains.keys())
@@ -555,10 +633,10 @@ def _retrieval(metric: str, gold: Values, files: Sequence[Values], order: Sequen
         pairs = [[(np.float32(score), one) for one, score in score_of.get(query, {}).items()] for query in queries]
         ranked = [[one for _, one in sorted(own, reverse=True)] for own in pairs]
         values = [ranking_scores(gains[query], own)[metric] for query, own in zip(queries, ranked, strict=True)]
-        remark = f"; {missing:,} of {len(queries):,} judged queries are not ranked, and count 0" if missing else ""
-        remark += f"; {unjudged:,} queries without judgments left out" if unjudged else ""
-        useless = len(gains) - len(queries)
-        remark += f"; {useless:,} judged queries without a relevant document left out" if useless else ""
+        notes = {f"{missing:,} of {len(queries):,} judged queries are not ranked, and count 0": missing}
+        notes |= {f"{unjudged:,} queries without judgments left out": unjudged}
+        notes |= {f"{useless:,} judged queries without a relevant document left out": useless}
+        remark = "".join(f"; {text}" for text, count in notes.items() if count)
         predictions = Predictions("score", np.array(values), np.arange(len(values)))
         scored.append(Scored(predictions, [own[:1] for own in ranked], remark=remark))
     return scored

@@ -71,10 +71,8 @@ DETAILS: tuple[tuple[str, str, str, bool], ...] = (
     ("points of grid", "points", "{:.0f}", False),
     ("optimism", "optimism", SIGNED, False),
 )
-"""Details of a value: name, column of the table's frame, format, and whether the line is averaged over the tasks.
-
-``PHASES`` is only in tables whose rows differ in the steps of earlier phases, ``BEST_RUN`` only beside means of a grid.
-"""
+"""Details of a value: name, column of the table's frame, format, and whether the line is averaged over the tasks."""
+# ``PHASES`` is only in tables whose rows differ in the steps of earlier phases, ``BEST_RUN`` beside means of a grid.
 
 
 def table_lines(table: ResultTable) -> tuple[list[str], list[Line]]:
@@ -254,22 +252,17 @@ def as_mapping(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison for JSON: differences and intervals in points, p-values, and the conclusion in words."""
     examples, methods = comparison.examples, comparison.methods
     names = "first second task metric difference margin conclusion is_not_worse seeds_needed fixed_stages remarks"
-    return {name: getattr(comparison, name) for name in names.split()} | {
-        "p": comparison.p_values,
-        "p_holm": dict(comparison.corrected),
-        "examples": examples
-        and {name: getattr(examples, name) for name in ("examples", "units", "differing")}
-        | {"interval": examples.interval and _points(*examples.interval)},
-        "seeds": comparison.shared,
-        "methods": methods
-        and {
-            "difference": 100 * methods.difference,
-            "interval": _points(*methods.interval),
-            "looks": methods.looks,
-            "seed_variance": 1e4 * methods.seed_variance,
-            "example_variance": 1e4 * methods.example_variance,
-        },
-    }
+    content = {name: getattr(comparison, name) for name in names.split()}
+    content |= {"p": comparison.p_values, "p_holm": dict(comparison.corrected), "examples": None}
+    if examples:
+        content["examples"] = {name: getattr(examples, name) for name in ("examples", "units", "differing")}
+        content["examples"]["interval"] = examples.interval and _points(*examples.interval)
+    content |= {"seeds": comparison.shared, "methods": None}
+    if methods:
+        variances = {name: 1e4 * getattr(methods, name) for name in ("seed_variance", "example_variance")}
+        interval = {"interval": _points(*methods.interval), "looks": methods.looks}
+        content["methods"] = {"difference": 100 * methods.difference, **interval, **variances}
+    return content
 
 
 def _points(*fractions: float) -> list[float]:

@@ -29,10 +29,8 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 CHECKPOINTS = {line["name"]: line["pattern"] for line in _rows("checkpoints")}
-"""Teacher's name in a paper -> regular expression for the hub id, folder or configuration name of the same model.
-
-A match begins at the start of the name, or right after a slash.
-"""
+"""Teacher's name in a paper -> regular expression for the hub id, folder or configuration name of the same model."""
+# A match begins at the start of the name, or right after a slash.
 FAMILIES = {line["part"]: line["model_type"] for line in _rows("families")}
 """Part of a model's name in a paper -> model type; the first part that a name contains counts."""
 FRESH_TYPE = "bert"

@@ -121,10 +121,8 @@ CHUNK = 2**18
 SMALL_SAMPLE = 50
 """Units below which percentiles are expanded."""
 FEW_EXAMPLES, FEW_UNITS = 6, 10
-"""Differing units below which a percentile interval is too short: of a mean over examples, and of another score.
-
-With fewer than six, no paired test can have p < 0.05.
-"""
+"""Differing units below which a percentile interval is too short: of a mean over examples, and of another score."""
+# With fewer than six, no paired test can have p < 0.05.
 
 
 @dataclass(frozen=True)
