@@ -301,7 +301,7 @@ _GAP = re.compile(r"[ \t]+")
 """Between columns without tabs. Other white space, such as a no-break space, belongs to a word."""
 SAMPLE_LINES, MIN_USUAL = 200, 0.75
 """Lines of a file of text that are looked at, and the share of them that must have the same number of columns."""
-Sentence = list[tuple[int, list[str]]]
+Sentence = list[tuple[int, Sequence[str]]]
 """Number of the line and values of each word."""
 
 
@@ -328,11 +328,12 @@ class _Lines:
         self.count = Counter(map(len, of_words)).most_common(1)[0][0] if of_words else 1
         self.tags = {values[-1] for values in of_words if len(values) == self.count} if any(are_words) else set()
 
-    def _columns(self, line: str) -> list[str]:
+    def _columns(self, line: str) -> tuple[str, ...]:
         line = line.strip(_BLANKS)
-        return [value.strip(_BLANKS) for value in line.split("\t")] if self.has_tabs else _GAP.split(line)
+        # As tuples of texts, which the garbage collector does not visit again and again.
+        return tuple([value.strip(_BLANKS) for value in line.split("\t")] if self.has_tabs else _GAP.split(line))
 
-    def is_comment(self, values: list[str]) -> bool:
+    def is_comment(self, values: Sequence[str]) -> bool:
         """Return whether a line is a comment; it may also be a word that begins with #, followed by a tag."""
         word, tag = values[0], values[-1]
         if not word.startswith(_COMMENT):
@@ -403,7 +404,7 @@ def _named_columns(count: int, sentences: list[Sentence]) -> tuple[list[str], li
     if count == UNIVERSAL and all(values[0][:1].isdigit() for values in rows):
         # Words such as "2-3" stand for several words, and "2.1" for none in the text.
         for sentence in sentences:
-            sentence[:] = [(line, [values[1], values[3]]) for line, values in sentence if values[0].isdigit()]
+            sentence[:] = [(line, (values[1], values[3])) for line, values in sentence if values[0].isdigit()]
         sentences[:] = [sentence for sentence in sentences if sentence]
         return [WORDS, UPOS], ["CoNLL-U"]
     firsts = [[values[0] for _, values in sentence] for sentence in sentences if len(sentence) > 1]

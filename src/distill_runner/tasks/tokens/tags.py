@@ -118,15 +118,12 @@ class TagSet:
 
     def entities(self, tags: np.ndarray, bounds: np.ndarray) -> np.ndarray:
         """Return the entities in tags (N,) as rows (first word, last word + 1, type) in order, int64 (E, 3)."""
-        from seqeval.metrics.sequence_labeling import get_entities
-
-        letters = [f"{'OBIES'[role]}-{kind}" if role else OUTSIDE for role, kind in self._pairs]
-        rows = [
-            (first + begin, first + last + 1, int(kind))
-            for first, end in pairwise(np.asarray(bounds).tolist())
-            for kind, begin, last in get_entities([letters[tag] for tag in tags[first:end].tolist()])
-        ]
-        return np.array(rows, dtype=np.int64).reshape(-1, 3)
+        roles, types = self.roles[tags], self.types[tags]
+        goes_on = np.isin(roles, (INSIDE, END)) & ~first_words(bounds)
+        goes_on[1:] &= (types[1:] == types[:-1]) & np.isin(roles[:-1], (BEGIN, INSIDE))
+        begins = np.flatnonzero(~goes_on)
+        rows = np.stack([begins, np.append(begins, len(tags))[1:], types[begins]], axis=1)
+        return np.asarray(rows[rows[:, 2] >= 0])
 
     def misfits(self, tags: np.ndarray, bounds: np.ndarray) -> np.ndarray:
         """Return the words whose tag may not follow the tag before it, or may not end a sentence, as indices."""
