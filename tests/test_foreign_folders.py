@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import random
 import re
 import runpy
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from distill_runner.common.errors import UserError
@@ -20,6 +22,7 @@ from distill_runner.report.card import model_card
 from helpers.command import Ended, distill_run
 from helpers.fake_results import result
 from helpers.foreign_folders import NAMES, examples, save
+from helpers.words import WORDS
 
 pytest.importorskip("onnxruntime")
 ROOT = Path(__file__).parents[1]
@@ -65,7 +68,8 @@ def test_a_card_and_its_program_answer_as_predict_does(head: str, exports: Expor
     texts = [" ".join((words.get("text") or " ".join(words.get("tokens", ["river"]))).split() * n) for n in (1, 9, 90)]
     file = tmp_path / "new.jsonl"
     rows = [{"text": text} for text in texts]
-    if head == "answers":
+    if head == "answers":  # of several windows
+        texts = [" ".join(random.Random(n).choices(WORDS, k=n)) for n in (1, 9, 90, 200)]
         rows = [{"id": str(number), "question": "where", "context": text} for number, text in enumerate(texts)]
     file.write_text("\n".join(map(json.dumps, rows)))
     model = ModelFolder.read(str(folder.parents[2] / head))
@@ -160,6 +164,7 @@ def test_a_service_refuses_what_it_cannot_read(exports: Export, monkeypatch: pyt
             r"outputs are LABEL_0, .*\n.*task\.labels=\[<LABEL_0>",
         ),
         ({}, ["BertModel"], r"has no head for classes.*\n.*modules\.json"),
+        ({"problem_type": "regression"}, ["BertForSequenceClassification"], "has 3 outputs that are scores"),
     ],
 )
 def test_what_a_folder_does_not_say_is_asked_for(
@@ -185,6 +190,31 @@ def test_a_model_of_others_predicts_a_file_with_its_ids_in_order(tmp_path: Path)
     assert [row["id"] for row in rows] == [json.loads(line)["id"] for line in file.read_text().splitlines()]
     assert [*rows[0]][:5] == ["index", "prediction", "p_bad", "p_good", "p_so-so"]
     assert {row["prediction"] for row in rows} <= {*NAMES["classes"]}
+
+
+def test_a_cross_encoder_as_it_saves_itself_gives_its_scores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its one module with a head was refused as one of vectors, and the last digits of its scores were cut."""
+    encoders = pytest.importorskip("sentence_transformers")
+    head = {"num_labels": 1, "id2label": {0: "score"}, "initializer_range": 0.02}
+    model = encoders.CrossEncoder(str(save(tmp_path / "m", "classes", **head)), device="cpu")
+    model.save_pretrained(str(tmp_path / "own"))
+    pairs = [("a river", "the stone"), ("the green garden", "slowly " * 90), ("", "over")]
+    rows = [json.dumps({"id": f"r{n}", "sentence1": a, "sentence2": b}) for n, (a, b) in enumerate(pairs)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    ended = distill_run(tmp_path, "predict", "own", "a.jsonl", "--device", "cpu", "task.columns=[sentence1,sentence2]")
+    assert "activation_fn=torch.nn.modules.activation.Sigmoid is not read" in caplog.text
+    own = [float(row["prediction"]) for row in csv.DictReader(ended.out.splitlines())]
+    np.testing.assert_allclose(own, model.predict(pairs, activation_fn=torch.nn.Identity()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_spans_have_the_ids_of_their_texts(family: str, tmp_path: Path) -> None:
+    rows = [{"guid": "r1", "text": "   "}, {"guid": "r0", "text": "the river"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    content, _ = ModelFolder.read(str(save(tmp_path / "m", "words", family))).predict_file(tmp_path / "a.jsonl", "cpu")
+    predicted = [*map(json.loads, str(content).splitlines())]
+    assert [{key: row[key] for key in rows[0]} for row in predicted] == rows
+    assert predicted[0]["spans"] == []
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Prediction = TypeVar("Prediction")
-TEST = "test"
+AS_THEY_ARE = ("None", ".Identity", ".Softmax")  # ends of names of activations that leave outputs, or probabilities
+TEST, IDS = "test", ("id", "idx", "guid", "index")
 HEADS = {
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "tokens",
@@ -77,15 +78,19 @@ class ModelFolder:
             options = {"dataset": str(data), "config": None, "revision": None, **labeled, **options}
         if (run / "model" / "config.json").is_file() or (run / "config.yaml").is_file():
             return cls(name, run / "model", _task_of_run(run, options), run)
+        from distill_runner.models.metadata import read_json
         from distill_runner.models.sources import resolve_source
-        from distill_runner.models.vectors import source_folder
+        from distill_runner.models.vectors import SETTINGS, source_folder
 
         try:
             source = resolve_source(name)
             source.require_weights()
             task = _task_of_others(source, options)
-            folder = source_folder(source)
-            unread = [*source.unread_keys, *(folder.unread_keys if folder else ())]
+            folder, unread = source_folder(source), [*source.unread_keys]
+            unread += folder.unread_keys if folder else ()
+            settings = {} if folder else read_json(source.download() / SETTINGS)  # of a CrossEncoder
+            used = {key: settings.get(key) for key in ("activation_fn", "default_prompt_name")}
+            unread += [f"{SETTINGS}: {key}={one}" for key, one in used.items() if not str(one).endswith(AS_THEY_ARE)]
             kind, own = source.config().problem_type, task.head.problem_type
             if own and kind != own and (kind or own == "regression"):  # which activation pipelines put after outputs
                 unread.append(f"config.json: problem_type={json.dumps(kind)}")
@@ -271,6 +276,9 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
             fields |= {"columns": ["question", "context"]}
         elif len(names) == 1:  # of a cross-encoder, the order counts: an activation follows its output
             fields |= {"type": "regression", "metrics": None if config.problem_type == "regression" else ["spearman"]}
+        elif config.problem_type == "regression":
+            remedy = "Cut its head to one output, or where these are classes, remove problem_type from config.json."
+            raise UserError("folder", source.name, f"has {len(names)} outputs that are scores (problem_type)", remedy)
         elif config.problem_type == "multi_label_classification":
             fields |= {"type": "multilabel", "labels": names}
         else:
@@ -298,10 +306,16 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
 
 
 def _with_columns(content: str | bytes, task: "Task") -> str | bytes:
-    """Return a prediction file in CSV with all columns of the file that was predicted; other formats as they are.
+    """Return a prediction file in CSV with all columns of the file that was predicted, spans by text with its ids.
 
-    A column whose name the predictions have, such as ``index``, gets the prefix ``input_``.
+    Other formats stay as they are. A column whose name the predictions have, such as ``index``, gets the prefix
+    ``input_``.
     """
+    if isinstance(content, str) and content.startswith('{"text": "'):
+        rows = [*map(json.loads, content.removesuffix("\n").split("\n"))]
+        ids = read_columns(task, "train", [name for name in column_names(task, "train") if name in IDS])
+        rows = [{name: values[n] for name, values in ids.items()} | row for n, row in enumerate(rows)]
+        return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     if not isinstance(content, str) or not content.startswith("index,"):
         return content
 
@@ -310,12 +324,12 @@ def _with_columns(content: str | bytes, task: "Task") -> str | bytes:
             return value or ""
         return json.dumps(value, ensure_ascii=False, default=str)
 
-    header, *rows = csv.reader(io.StringIO(content))
+    header, *cells = csv.reader(io.StringIO(content))
     columns = read_columns(task, "train", column_names(task, "train"))
-    if any(len(values) != len(rows) for values in columns.values()):  # a prediction is not of one row
+    if any(len(values) != len(cells) for values in columns.values()):  # a prediction is not of one row
         return content
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*header, *(f"input_{name}" if name in header else name for name in columns)])
-    writer.writerows([*row, *map(cell, values)] for row, *values in zip(rows, *columns.values(), strict=True))
+    writer.writerows([*row, *map(cell, values)] for row, *values in zip(cells, *columns.values(), strict=True))
     return text.getvalue()

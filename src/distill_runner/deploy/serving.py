@@ -7,7 +7,6 @@ import json
 import re
 from contextlib import chdir
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ LARGEST = 100_000
 """Bytes of text in a request to ``serve.py``."""
 FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 """Inputs of a model, by what the library tokenizers calls them."""
-COMMANDS = """\
-```sh
-pip install fastapi uvicorn numpy onnxruntime tokenizers && uvicorn serve:app
-docker build -t model . && docker run -p 8000:8000 model
-curl localhost:8000/predict -H 'Content-Type: application/json' -d '{body}'
-```"""
 
 
 def write_service(
@@ -51,7 +44,7 @@ def write_service(
     served["empty"] = "" if has_tokens else EMPTY
     (folder / SERVE).write_text(program + SERVICE.format(**served), encoding="utf-8")
     packages = " ".join(f"{name}=={'.'.join(version(name).split('.')[:2])}.*" for name in ("onnxruntime", "tokenizers"))
-    docker = files("distill_runner.deploy").joinpath("Dockerfile.template").read_text(encoding="utf-8")
+    docker, commands = (Path(__file__).with_name(f"{one}.template").read_text() for one in ("Dockerfile", "commands"))
     (folder / "Dockerfile").write_text(docker.format(packages=packages, file=name, folder=FOLDER), encoding="utf-8")
     card = folder / CARD
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
@@ -62,7 +55,7 @@ def write_service(
         f"A request has at most 256 texts (422) and {LARGEST:,} bytes of text (413)."
     )
     body = json.dumps({"inputs": [task.served_example]})
-    commands = COMMANDS.format(body=body)
+    commands = commands.strip().format(body=body)
     text = with_section(with_license(text, license_name), [*paragraphs, words, code, limits, commands])
     card.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
     card.write_text(text, encoding="utf-8")

@@ -239,7 +239,8 @@ def read_sentence_folder(folder: Path, name: str) -> SentenceFolder | None:
         UserError: the folder is damaged, or has modules that are not read.
     """
     try:
-        return _content(folder, name) if (folder / MODULES).is_file() else None
+        is_pair_model = read_json(folder / SETTINGS).get("model_type") == "CrossEncoder"  # its one module has a head
+        return _content(folder, name) if (folder / MODULES).is_file() and not is_pair_model else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"its files of sentence-transformers are damaged: {root_cause(error)}"
         raise UserError(".model.source", name, problem, "Save it again with SentenceTransformer.save.") from error

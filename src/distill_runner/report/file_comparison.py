@@ -575,7 +575,8 @@ def _label_lists(values: Sequence[Any], mark: str) -> list[list[str]]:
     def items_of(value: Any) -> list[Any]:
         if not isinstance(value, str):
             return value if isinstance(value, list) else [value]
-        return own if isinstance(own := printed_value(value), list) else value.strip("[]").split(mark)
+        own = printed_value(value) if value.startswith("[") else None
+        return own if isinstance(own, list) else value.strip("[]").split(mark)
 
     rows = [[*filter(None, map(label_text, items_of(value)))] for value in values]
     sizes, are_binary = {len(row) for row in rows}, all({*row} <= {"0", "1"} for row in rows)

@@ -45,13 +45,8 @@ ROWS, SPANS, SERVICE, EMPTY = (
     Path(__file__).with_name("templates").joinpath(f"{name}.txt").read_text(encoding="utf-8")
     for name in ("rows", "spans", "service", "empty")
 )
-"""Programs that run an exported model, for its card and as ``serve.py``; ``deploy.serving`` fills in their fields.
-
-``ROWS`` replies to each text, or each pair of texts, from its row of the outputs. ``SPANS`` replies with the best span
-of each context, which it reads in windows, or an empty one for "no answer". ``SERVICE`` is what ``serve.py`` has after
-one of them: requests with limits; ``EMPTY`` is its check for tokenizers that make no token of an empty text, such as
-those of decoders.
-"""
+"""Programs that reply to each text or pair of texts, or with the best span of each context; a server of requests; and
+its check for tokenizers that make no token of an empty text. ``deploy.serving`` fills in their fields."""
 
 
 @dataclass(frozen=True)

@@ -497,8 +497,9 @@ class TextTask(Task):
         content = io.StringIO()
         writer = csv.writer(content, lineterminator="\n")
         writer.writerow(["index", "prediction", *(f"p_{name}" for name in self.names)])
-        for number, (text, row) in enumerate(zip(self.prediction_texts(outputs), probabilities, strict=True)):
-            writer.writerow([number, text, *(f"{value:.6f}" for value in row)])
+        texts = self.prediction_texts(outputs) if self.has_classes else [*map(str, outputs[:, 0])]
+        for number, (text, row) in enumerate(zip(texts, probabilities, strict=True)):
+            writer.writerow([number, text, *(f"{value:.6g}" for value in row)])
         return content.getvalue()
 
     def example_predictions(self, outputs: np.ndarray, split: "Split") -> ExamplePredictions:

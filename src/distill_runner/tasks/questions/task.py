@@ -209,14 +209,12 @@ class QuestionsTask(Task):
         return Head("AutoModelForQuestionAnswering", ("start", "end"), 2, None, self.name, keeps_order=True)
 
     def served_fields(self) -> dict[str, Any]:
-        """Return the fields of ``SPANS``; neighboring windows overlap by at most a third of a window."""
         half = (self.max_length - 3) // 2  # of the tokens that are not special
-        return {
-            "overlap": min(self.windowing.tokens, self.max_length // 3),
-            "max_question": min(half, self.windowing.max_question or half),
-            "max_answer": self.max_answer,
-            "threshold": "1e9" if self._threshold is None else self._threshold,
-        }
+        limits = {"max_question": min(half, self.windowing.max_question or half), "max_answer": self.max_answer}
+        windows = {"step": f"room - {self.windowing.tokens}", "owned": "True"}
+        if self.windowing.stride == "step":
+            windows = {"step": f"{self.windowing.tokens}", "owned": "edges[:, own].argmax(0) == number"}
+        return limits | windows | {"threshold": "1e9" if self._threshold is None else self._threshold}
 
     @property
     def outputs(self) -> "Outputs":

@@ -428,5 +428,7 @@ class TokensTask(Task):
             row, start, stop = rows[numbers[begin]], int(split.begins[begin]), int(split.ends[end - 1])
             mean = round(float(probability[begin:end].mean()), 6)
             span = {"start": start, "end": stop, "label": self.tagset.type_names[kind], "probability": mean}
-            row["spans"].append(span | {"text": row["text"][start:stop]})
+            row["spans"] += (
+                [span | {"text": row["text"][start:stop]}] if start < stop else []
+            )  # a blank text has no word
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
