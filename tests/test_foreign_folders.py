@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import yaml
@@ -190,6 +191,13 @@ def test_a_model_of_others_predicts_a_file_with_its_ids_in_order(tmp_path: Path)
     assert [row["id"] for row in rows] == [json.loads(line)["id"] for line in file.read_text().splitlines()]
     assert [*rows[0]][:5] == ["index", "prediction", "p_bad", "p_good", "p_so-so"]
     assert {row["prediction"] for row in rows} <= {*NAMES["classes"]}
+    days = pandas.DataFrame({"text": ["one", "two"], "day": [pandas.Timestamp("2026-01-02"), None]})
+    days.to_parquet(tmp_path / "days.parquet")
+    for head in ("classes", "words"):
+        model = ModelFolder.read(str(save(tmp_path / head, head)))
+        content, line = model.predict_file(tmp_path / "days.parquet", "cpu")
+        assert "text = text; not read: day" in line.text
+        assert head == "words" or re.search(",one,2026-01-02 00:00:00\n.*,two,\n", str(content))
 
 
 def test_a_cross_encoder_as_it_saves_itself_gives_its_scores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,14 +14,7 @@ from distill_runner.methods.config import parse_method
 from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.report import published
 from distill_runner.report.published import Quantity
-from distill_runner.report.result import (
-    _Numbers,
-    _steps_in_all,
-    _variant,
-    describe_run,
-    environment,
-    published_number,
-)
+from distill_runner.report.result import _Numbers, _steps_in_all, _variant, describe_run, environment, published_number
 
 Compose = Callable[..., RunConfig]
 RTE = Quantity("rte", ("validation",), "accuracy")
@@ -155,8 +148,7 @@ def test_a_result_names_the_commit_and_whether_the_checkout_was_edited(
 
 
 @pytest.mark.parametrize(
-    "change",
-    ["task.split_off=0.1", "task.validation.validation=validation[:50]", "task.validation.validation=test"],
+    "change", ["task.split_off=0.1", "task.validation.validation=validation[:50]", "task.validation.validation=test"]
 )
 def test_another_split_has_no_published_number(change: str, compose: Compose) -> None:
     """A paper's number for all of GLUE's validation split stood beside the score on a tenth of the training split."""

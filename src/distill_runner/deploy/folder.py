@@ -18,7 +18,7 @@ from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.content import column_names, read_columns
 from distill_runner.datasets.readers.dataset import is_text_encoding
 from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
-from distill_runner.datasets.readers.table import recorded_tables
+from distill_runner.datasets.readers.table import is_missing, recorded_tables
 from distill_runner.tasks.columns import LABEL, infer_columns
 from distill_runner.tasks.split_account import data_line
 from distill_runner.tasks.task_splits import NO_SPLIT, VALIDATION
@@ -285,15 +285,14 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
             fields["labels"] = names
     fields |= options
     schema = task_type(fields)
-    has_data = "dataset" in fields
-    rest = {} if has_data else {"dataset": "", "validation": {VALIDATION: VALIDATION}}
+    rest = {} if "dataset" in fields else {"dataset": "", "validation": {VALIDATION: VALIDATION}}
     if schema.has_classes and len(fields["labels"]) != len(names):
         problem = f"names {len(fields['labels'])} labels, but its head has {len(names)} outputs"
         labels = format_typed([*map(str, fields["labels"])])
         raise UserError("task.labels", labels, problem, f"It names {', '.join(names)}.")
     try:
         task = validate_config(schema, {"metrics": None} | rest | fields, "task.").with_model(lambda: [source])
-        if has_data:
+        if not rest:
             task = task.resolved()
             task.examples(next(iter(task.validation.values())))  # their labels are those of the model
         return task
@@ -320,9 +319,8 @@ def _with_columns(content: str | bytes, task: "Task") -> str | bytes:
         return content
 
     def cell(value: Any) -> str:
-        if value is None or isinstance(value, str):
-            return value or ""
-        return json.dumps(value, ensure_ascii=False, default=str)
+        text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+        return "" if is_missing(value) else text
 
     header, *cells = csv.reader(io.StringIO(content))
     columns = read_columns(task, "train", column_names(task, "train"))

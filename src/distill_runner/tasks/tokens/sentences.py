@@ -91,6 +91,7 @@ class Sentences:
         is_labeled: whether the sentences have tags or spans.
         remarks: what was decided in reading them; each is told once, with its number.
         other_offsets: unit in which all spans fit the words, where they do not in characters; None without any.
+        column: column of words or texts.
     """
 
     items: list[Sentence]
@@ -98,6 +99,7 @@ class Sentences:
     is_labeled: bool
     remarks: list[str] = field(default_factory=list)
     other_offsets: Offsets | None = None
+    column: str = ""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -231,7 +233,7 @@ def read_sentences(
             items.append(reader.sentence(f"in row {number}", value, mark, marks is not None))
     remarks = [f"{len(places):,} {text}, first {places[0]}" for text, places in reader.decisions.items()]
     other = next((unit for unit in UNITS if reader.misfits[unit] == 0 < reader.misfits["characters"]), None)
-    return Sentences(items, split, marks is not None, remarks, other if offsets is None else None)
+    return Sentences(items, split, marks is not None, remarks, other if offsets is None else None, column)
 
 
 class _Reader:

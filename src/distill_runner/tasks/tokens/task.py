@@ -276,6 +276,7 @@ class TokensTask(Task):
         account, tagset = super().account(split, examples, tables), self.tagset
         account.rows = len(examples)
         account.blank = sum(not sentence.text.strip() for sentence in examples.items)
+        account.texts, account.unread = [examples.column], [one for one in account.unread if one != examples.column]
         account.label += f" ({tagset.scheme.upper()})" if account.label else ""
         account.warnings += examples.remarks
         if similar := [name for name in tagset.names if tagset.scheme == "plain" and HAS_LETTER.fullmatch(name)]:
