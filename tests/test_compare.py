@@ -237,8 +237,8 @@ def test_what_has_not_finished_or_has_another_metric_is_told() -> None:
     [
         (("alp", "rkd"), "several rows have this name"),
         (("alp po", "rdk"), "there is no such row"),
-        (("alp po", "alp po"), "names one row, not two"),
-        (("alp po",), "names one row, not two"),
+        (("alp po", "alp po"), "must name two rows or more"),
+        (("alp po",), "must name two rows or more"),
     ],
 )
 def test_rows_that_cannot_be_found(names: tuple[str, ...], said: str) -> None:

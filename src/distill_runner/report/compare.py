@@ -133,7 +133,7 @@ def compare(
     for names in groups:
         first, *others = [_row(table, name) for name in names]
         if not others or first in others:
-            raise UserError("--compare", " ".join(names), "names one row, not two")
+            raise UserError("--compare", " ".join(names), "must name two rows or more, the first one once")
         pairs += [(first, other) for other in others]
     rows = [({name: table.rows[name] for name in pair}, task) for pair in pairs for task in table.tasks]
     return correct([compare_rows(task, pair, margin, looks) for pair, task in rows])
