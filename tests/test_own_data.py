@@ -205,7 +205,7 @@ def test_numbers_are_no_classes_of_another_split(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"split 'validation' has numbers such as 0, and split 'train' names\n"):
         task(folder)
     assert task(folder, labels=names).examples("validation").labels.tolist() == [n % 3 for n in range(40)]
-    for value, message in ((0, "has numbers such as 0"), (False, "has the answer 'False'")):
+    for value, message in ((0, "has numbers such as 0"), (False, r"(?s)has the answer 'False'.*no_answer=\[.False")):
         rows = [{"text": text, "label": "no" if number % 2 else "yes", "a": value} for number, text in enumerate(TEXTS)]
         (tmp_path / f"{value}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         with pytest.raises(UserError, match=message):  # an answer is no index either

@@ -220,9 +220,10 @@ def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray,
             labels = own.encode([value for value, one in zip(values, has_answer, strict=True) if one], own_table, split)
         except UserError as error:
             problem = error.problem.replace("has the label", "has the answer")
-            remedy = "What is no answer is listed, such as " + override("task.no_answer", ["unclear"])
-            if names := task.names if task.has_classes else None:
-                remedy = f"The classes are {short_list(names)}. " + remedy
+            names = {*map(normalized_label, task.names)} if task.has_classes else set()
+            others = [one for one in dict.fromkeys(map(str, values)) if normalized_label(one) not in names]
+            remedy = f"The classes are {short_list(task.names)}. " * bool(names)
+            remedy += "What is no answer is listed, such as " + override("task.no_answer", others[:1])
             raise UserError("task.answers", name, problem, remedy) from error
         total[has_answer] += task.decoding.indicators(labels, task.head.num_labels)
         counts += has_answer
