@@ -189,13 +189,13 @@ CASES = (Path(__file__).parent / "faults" / "compared_files.txt").read_text().sp
 
 @pytest.mark.parametrize("case", [line for line in CASES if " | " in line and not line.startswith("#")])
 def test_files_are_read_as_the_table_says(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    *files, options, expected = case.replace("\\n", "\n").replace("\\t", "\t").split(" | ")
+    case = re.sub(r"\\u(\w{4})", lambda code: chr(int(code[1], 16)), case.replace("\\n", "\n").replace("\\t", "\t"))
+    *files, options, expected = case.split(" | ")
     arguments = ["--format", "json", *options.removesuffix("-").split()]
-    for option, name, (ending, _, content) in zip(
-        ("gold", "predictions"), "ga", (one.partition(": ") for one in files), strict=True
-    ):
-        (tmp_path / f"{name}.{ending}").write_text(content.replace("\\u2028", "\u2028") + "\n")
-        arguments += [f"--{option}", str(tmp_path / f"{name}.{ending}")]
+    for option, file in zip(("gold", "predictions"), files, strict=True):
+        path = tmp_path / f"{option[0]}.{file.partition(': ')[0]}"
+        path.write_text(file.partition(": ")[2] + "\n")
+        arguments += [f"--{option}", str(path)]
     if expected.replace(".", "").isdigit():
         run_subcommand("compare", arguments)
         assert json.loads(capsys.readouterr().out)["methods"][0]["score"] == pytest.approx(float(expected), abs=1e-3)

@@ -63,7 +63,7 @@ def show_comparison(options: Namespace) -> None:
     if options.predictions:
         if options.gold is None:
             raise UserError("--predictions", None, "needs the labels of the examples", "Add --gold gold.csv.")
-        by_method, names = methods_of(options.predictions), [name for name in options.labels.split(",") if name]
+        by_method, names = methods_of(options.predictions), [*filter(None, map(str.strip, options.labels.split(",")))]
         settings = options.margin, options.looks, options.metric, options.type, names
         files = compare_files(by_method, options.gold, *settings)
         comparisons = files.comparisons

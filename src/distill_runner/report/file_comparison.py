@@ -18,6 +18,7 @@ from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def methods_of(arguments: Sequence[str]) -> dict[str, list[Path]]:
 
 def label_text(value: Any) -> str:
     """Return a label as text: a whole number without decimals, as CSV and JSON may write it in two ways."""
-    text = str(int(value) if isinstance(value, bool) else "" if value is None else value).strip()
+    text = normalize("NFC", str(int(value) if isinstance(value, bool) else "" if value is None else value).strip())
     return text[:-2] if text.endswith(".0") and re.fullmatch(r"-?\d+\.0", text) else text
 
 
@@ -171,7 +172,8 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
             with open_split(CorpusPart(dataset=str(file), columns=["text"]), "train") as split:
                 records, names, class_names = [*split.rows()], split.column_names, split.class_names
         except UserError as error:
-            raise UserError(key, file, error.problem, error.remedy) from error
+            remedy = "Save it as UTF-8." if ".encoding=" in error.remedy else error.remedy
+            raise UserError(key, file, error.problem, remedy) from error
     columns: dict[str, list[Any]] = {name: [row.get(name) for row in records] for name in names}
     if {"query-id", "corpus-id", "score"} <= columns.keys():  # qrels of the hub
         return _rankings(file, ((row["query-id"], row["corpus-id"], row["score"]) for row in records))
@@ -343,7 +345,8 @@ def compare_files(
     account = [f"{gold_file}: {kind}, {quantity(len(gold.values), 'example', ',')}, {metric}; {gold.text}"]
     same = "; it has the gold labels themselves: is another column the prediction?"
     for file, part in zip(files, parts, strict=True):
-        account.append(f"{file.file}: {file.text}{part.remark}{same * (file.values == gold.values)}")
+        undefined = f"; no score: {reason}" if (reason := getattr(part.predictions.score(metric), "reason", "")) else ""
+        account.append(f"{file.file}: {file.text}{part.remark}{undefined}{same * (file.values == gold.values)}")
     scored = {method: [parts.pop(0) for _ in own] for method, own in predictions.items()}
     cells = {method: _cell(metric, gold_file.stem, own) for method, own in scored.items()}
     first, *others = cells
@@ -431,9 +434,10 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
     names = {*gold_names, *(name for file in files for name in file.names)}
     classes = [*order] or sorted(names, key=lambda name: (len(name), name) if name.isdigit() else (99, name))
     if metric in OF_SECOND_CLASS and (len(classes) != 2 or not (order or classes == ["0", "1"])):
-        raise UserError(
-            "--metric", metric, f"is of the second of two classes, and there are {short_list(classes)}", IN_ORDER
-        )
+        problem = f"is of the second of two classes, and there are {short_list(classes)}"
+        raise UserError("--metric", metric, problem, IN_ORDER)
+    if other := [*({*gold_names} - {*classes})]:
+        raise UserError("--labels", ",".join(order), f"lacks {short_list(other)} of {gold.file}", "Name all classes.")
     number, predicted, remarks = {name: place for place, name in enumerate(classes)}, [], []
     for file in files:
         (texts,), remark = _class_names([[*map(label_text, file.values)]], order), ""
@@ -458,10 +462,8 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
 
 def _class_names(rows: list[list[str]], order: Sequence[str]) -> list[list[str]]:
     """Return labels as names; if all of them are numbers, they stand for the names of ``order``."""
-    forms = ("{}", "LABEL_{}")
-    numbers = {
-        form.format(number): name for number, name in enumerate(order) if str(number) not in order for form in forms
-    }
+    numbers = {f"{mark}{place}": name for place, name in enumerate(order) for mark in ("", "LABEL_")}
+    numbers |= {name: name for name in order if name in numbers}
     is_numbered = numbers and {text for row in rows for text in row} <= numbers.keys()
     return [[numbers[text] for text in row] for row in rows] if is_numbered else rows
 
@@ -508,8 +510,7 @@ def _regression(metric: str, gold: Values, files: Sequence[Values], order: Seque
         texts = [label_text(value) for value in file.values]
         if not texts or (other := next((text for text in texts if not _NUMBER.fullmatch(text)), None)) is not None:
             problem = f"has '{other}', which is no finite number" if texts else "has no column of numbers"
-            remedy = "Repair it, or if these are labels: --type classification"
-            raise UserError("--predictions", file.file, problem, remedy)
+            raise UserError("--predictions", file.file, problem, "Repair it, or of labels: --type classification")
         numbers.append(np.array(texts, dtype=np.float64))
     return [Scored(Predictions("outputs", own[:, None], numbers[0]), own) for own in numbers[1:]]
 
@@ -541,8 +542,7 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
         if any(None in span for value in spans for span in value):
             problem = "has spans that lack a start, an end or a label"
         if problem:
-            remedy = "Predict a tag for each word, or spans as in the data."
-            raise UserError("--predictions", file.file, problem, remedy)
+            raise UserError("--predictions", file.file, problem, "Predict tags of all words, or spans as in the data.")
         if has_spans or kinds[0]:
             parts.append(spans or [set() for _ in own])
             continue
