@@ -10,7 +10,7 @@ from typing import Any
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError, YAMLError
+from yaml import MarkedYAMLError, YAMLError, safe_load
 
 from distill_runner.common.errors import UserError, causes, command, override, root_cause, suggestion
 from distill_runner.common.files import resource_error
@@ -25,14 +25,7 @@ _SOURCES = {
     "student": ("student", "pretrained", "student.init.source"),
 }
 """Group -> the overrides whose last one takes a folder or an id of the hub in place of a name."""
-_PAIRS = (
-    "learning_rate=optim.lr lr=optim.lr num_train_epochs=optim.epochs epochs=optim.epochs "
-    "per_device_train_batch_size=optim.batch_size gradient_accumulation_steps=optim.accumulation "
-    "max_grad_norm=optim.clip max_seq_length=task.max_length model_name_or_path=teacher.source "
-    "output_dir=hydra.run.dir fp16=runtime.precision temperature=loss.temperature alpha=loss.eta model=student "
-    "device=runtime.device"
-)
-OTHER_WORDS = dict(pair.split("=") for pair in _PAIRS.split())
+OTHER_WORDS: dict[str, str] = safe_load(Path(__file__).with_name("other_words.yaml").read_text(encoding="utf-8"))
 """Options of other tools, and the option that means the same here."""
 COMPOSITION_ERRORS = (UserError, HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError)
 """Exceptions that are raised if a configuration cannot be composed."""

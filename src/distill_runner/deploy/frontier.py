@@ -124,7 +124,7 @@ def score(
         difference, p = (None, None) if candidate.family is None else tests
         own = candidate.name, candidate.form, candidate.family, size, seeds, mean
         interval, cost = scores.score_interval(slice(0, seeds)), costs[candidate.label]
-        rows.append(FrontierRow(*own, interval, difference, p, cost))
+        rows.append(FrontierRow(*own, interval=interval, difference=difference, p=p, cost=cost))
     return sorted(rows, key=lambda row: (row.family is not None, -row.num_bytes))
 
 

@@ -23,10 +23,12 @@ from distill_runner.report.resampling import (
 from distill_runner.report.statistics import ALPHA, MethodTest, holm
 
 PREDICTIONS = "predictions-*.npz"
-"""Prediction files in a run's folder, one per validation or test split: ``outputs`` (N, C) and ``labels`` (N,)."""
-# Where examples depend on each other, they have ``clusters`` (N,) and, if the score is a mean over examples,
-# ``score-<metric>`` (N,). If it is the F1 of sums over examples, they have ``counts-<metric>`` (N, 3) instead: true
-# positives, predicted and actual positives of each; or (N, 3 T), whose F1 is the mean over T classes.
+"""Prediction files in a run's folder, one per validation or test split: ``outputs`` (N, C) and ``labels`` (N,).
+
+Where examples depend on each other, they have ``clusters`` (N,) and, if the score is a mean over examples,
+``score-<metric>`` (N,). If it is the F1 of sums over examples, they have ``counts-<metric>`` (N, 3) instead: true
+positives, predicted and actual positives of each; or (N, 3 T), whose F1 is the mean over T classes.
+"""
 BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "the same", "undecided"
 
 
