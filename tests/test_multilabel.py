@@ -166,6 +166,10 @@ def test_right_and_wrong_by_hand(tmp_path: Path) -> None:
     logits, labels = np.log([[3.0, 1 / 4, 1.0], [1 / 3, 1 / 9, 1 / 4]]), np.array([[1.0, 0, 1], [0, 0, 0]])
     found = judged.example_predictions(logits, SimpleNamespace(labels=labels))
     assert found.correct.tolist() == [False, True]
+    (warning,) = judged.prediction_warnings(logits, SimpleNamespace(labels=labels))
+    assert warning.startswith("the student never predicts service: no probability")
+    (warning,) = judged.prediction_warnings(logits - 9, SimpleNamespace(labels=labels))
+    assert warning.startswith("the student predicts no label: ")
     np.testing.assert_allclose(found.label_probability, [0.75 * 0.8 * 0.5, 0.75 * 0.9 * 0.8])
     assert [found.prediction_text(number) for number in (0, 1)] == ["food (0.3000)", "no label (0.5400)"]
     assert [found.label_text(number) for number in (0, 1)] == ["food;service", "no label"]

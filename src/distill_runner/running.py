@@ -312,9 +312,7 @@ class _Run:
 
     def _score_lines(self, artifact: Path) -> Iterator[AccountLine]:
         """Yield the line on validation splits whose predictions would surprise, or whose metrics are not defined."""
-        warnings: list[str] = []
-        undefined: dict[str, dict[str, str]] = {}
-        task = self.stage.config.task
+        warnings, undefined, task = list[str](), dict[str, dict[str, str]](), self.stage.config.task
         for name, split_name in task.validation.items() if task else ():
             outputs = np.load(artifact / PREDICTIONS.format(name))
             split = self.pipeline.inputs.split(self.stage, split_name)

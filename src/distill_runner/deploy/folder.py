@@ -259,8 +259,7 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
     fields: dict[str, Any] = {"name": "data", "epochs": 1}
     fields["max_length"] = int(min(tokenizer.model_max_length, shape.max_length))
     if folder := source_folder(source):
-        length = folder.max_length or fields["max_length"]
-        fields |= {"type": "embeddings", "max_length": length}
+        fields |= {"type": "embeddings", "max_length": folder.max_length or fields["max_length"]}
     else:
         classes = [*(config.architectures or ())]
         kinds = [kind for end, kind in HEADS.items() for own in classes if own.endswith(end)]

@@ -214,8 +214,7 @@ def cell_of(runs: Sequence[Result]) -> Cell:
     """Return the cell of the runs of one row on one task. A seed that was run twice counts once."""
     points = []
     for group in by_setting(filter(is_scored, runs)):
-        identities = [identity_of(run) for run in group]
-        pairs = zip(identities, group, strict=True)
+        pairs = ((identity_of(run), run) for run in group)
         seeds = [frozenset(one.seeds.items()) if one else run.get("key") for one, run in pairs]
         points.append(Point(tuple(run for n, run in enumerate(group) if seeds[n] not in seeds[:n])))
     return Cell.from_points(points, [run for run in runs if not is_scored(run)])

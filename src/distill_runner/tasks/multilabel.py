@@ -14,6 +14,7 @@ from distill_runner.models.config import normalized_label
 from distill_runner.tasks.class_names import class_scores
 from distill_runner.tasks.columns import as_int, is_empty, printed_value, typed_values
 from distill_runner.tasks.decoding import LabelSet
+from distill_runner.tasks.split_account import short_list
 from distill_runner.tasks.text import TextTask
 
 if TYPE_CHECKING:
@@ -75,6 +76,12 @@ class MultiLabelTask(TextTask):
 
     def scores_by_class(self, outputs: np.ndarray, split: "Split") -> dict[str, dict[str, float]]:
         return class_scores(self.names, np.asarray(split.labels), outputs > 0)
+
+    def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
+        is_missed = (np.asarray(split.labels) > 0).any(axis=0) & ~(outputs > 0).any(axis=0)
+        missed = short_list([self.names[place] for place in np.flatnonzero(is_missed)])
+        text = f"never predicts {missed}" if (outputs > 0).any() else "predicts no label"
+        return [f"the student {text}: no probability is above 0.5"] if missed else []
 
     # Labels
 
