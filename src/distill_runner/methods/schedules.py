@@ -290,8 +290,7 @@ class EpochsPerStep(Schema):
         count = len(items)
         if self.epochs is None:
             equal = max(1, (num_epochs - self.warmup) // count)
-            rest = num_epochs - self.warmup - equal * count
-            lengths = [*[equal] * (count - 1), equal + max(0, rest)]
+            lengths = [*[equal] * (count - 1), equal + max(0, num_epochs - self.warmup - equal * count)]
         else:
             lengths = list(self.epochs) if isinstance(self.epochs, list) else [self.epochs] * count
         if len(lengths) != count:

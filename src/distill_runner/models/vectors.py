@@ -266,7 +266,10 @@ def _content(folder: Path, name: str) -> SentenceFolder:
     if (similarity := settings.get("similarity_fn_name") or "cosine") not in get_args(Similarity):
         problem = f"has similarity_fn_name={similarity}, which is not read"
         raise UserError(".model.source", name, problem, f"Known: {', '.join(get_args(Similarity))}.")
-    max_length = lengths.get("max_seq_length") or tokenizer.get("model_max_length") or UNLIMITED
+    limits = lengths.get("max_seq_length"), tokenizer.get("model_max_length"), UNLIMITED
+    if (max_length := next(limit for limit in limits if limit is not None)) < 1:
+        remedy = "Give the number of tokens at which texts are cut."
+        raise UserError(".model.source", name, f"has max_seq_length={max_length}", remedy)
     length = int(max_length) if max_length < UNLIMITED else None
     contents = [(entry, MODULES) for entry in entries] + [(lengths, LENGTHS[0]), (settings, SETTINGS)]
     paths = zip(kinds[1:], entries[1:], strict=True)

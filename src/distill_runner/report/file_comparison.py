@@ -207,9 +207,8 @@ def _of_columns(
         raise ValueError(f"a score in the columns {listed_names(scored)} is missing or not finite")
     rest = [name for name in others if scored is sets[-1] and name not in (*scored, *PREDICTED, *LABELS)]
     rest = [name for name in rest if all(_NUMBER.fullmatch(label_text(value)) for value in columns[name])]
-    if (
-        rest and scores is not None and not OneClass().logits(scores)[1].all()
-    ):  # a class that no example has, or a number of another kind
+    # A class that no example has, or a number of another kind.
+    if rest and scores is not None and not OneClass().logits(scores)[1].all():
         problem = f"has scores of {listed_names(scored)}, and maybe of {listed_names(rest)}, which no gold label is"
         raise UserError(key, file, problem, f"Name all columns of scores {PREFIX}<class>.")
     groups = (() if key == "--gold" else PREDICTED, LABELS, ("score",), () if scored else others)
