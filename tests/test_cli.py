@@ -25,7 +25,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.command_line import hydra_arguments
 from distill_runner.compose.folders import choices
 from distill_runner.pipeline.store import IN_USE
-from distill_runner.training.devices import Device
+from distill_runner.training.devices import Device, run_errors
 from helpers.command import Ended, check_offers, distill_run
 
 ROOT = Path(__file__).parents[1]
@@ -373,6 +373,19 @@ def test_a_full_gpu_is_told_with_what_helps(
     assert all(name in remedy for name in ("batch_size", "accumulation", "gradient_checkpointing", "workers_per_gpu"))
     (status,) = tmp_path.glob("outputs/runs/*/status.json")
     assert json.loads(status.read_text())["status"] == "failed"
+
+
+def test_an_interrupt_that_a_library_replaces_stays_one() -> None:
+    """torch's device context fails to end where ``from_pretrained`` is interrupted in it."""
+
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise AssertionError("trying to pop from empty mode stack")
+
+    with pytest.raises(KeyboardInterrupt), run_errors():
+        interrupted()
 
 
 # Bad inputs, as tests/faults/bad_inputs.md lists them.

@@ -60,7 +60,7 @@ from distill_runner.report.result import (
 from distill_runner.tasks.classification import MAX_CLASSES
 from distill_runner.tasks.task_splits import OPTIONAL
 from distill_runner.tracking.trackers import Tracker, open_tracker
-from distill_runner.training.devices import available_cpus, memory_errors
+from distill_runner.training.devices import available_cpus, run_errors
 from distill_runner.training.history import Log
 from distill_runner.training.train import PREDICTIONS
 
@@ -253,7 +253,7 @@ class _Run:
             write_json(self.folder / ENVIRONMENT, {**environment(), "key": self.stage.key})
             write_status(self.folder, "running", names)
             try:
-                with memory_errors():
+                with run_errors():
                     result = self._build_with_tracker()
             except TrainingPaused as pause:
                 write_status(self.folder, "paused", {**names, "history": pause.epochs})

@@ -521,6 +521,9 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
         parts = value.split() if isinstance(value, str) else value or ()
         return [one if isinstance(one, str | dict) else label_text(one) for one in parts]
 
+    def span(one: Any) -> tuple[Any, ...]:
+        return one.get("start"), one.get("end"), one.get("label", one.get("entity_group"))
+
     rows = [[*map(row, file.values)] for file in (gold, *files)]
     kinds = [any(isinstance(one, dict) for value in own for one in value) for own in rows]
     rows = [own if kind else _class_names(own, order) for own, kind in zip(rows, kinds, strict=True)]
@@ -533,12 +536,8 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
         elif not has_spans and sizes != [*map(len, rows[0])] and not kinds[0]:
             place = next(place for place, size in enumerate(sizes) if size != len(rows[0][place]))
             problem = f"has {sizes[place]} tags in row {place}, and {gold.file} has {len(rows[0][place])}"
-        spans = [
-            {(one.get("start"), one.get("end"), one.get("label", one.get("entity_group"))) for one in value}
-            for value in own
-            if has_spans
-        ]
-        if any(None in span for value in spans for span in value):
+        spans = [set(map(span, value)) for value in own if has_spans]
+        if any(None in one for value in spans for one in value):
             problem = "has spans that lack a start, an end or a label"
         if problem:
             raise UserError("--predictions", file.file, problem, "Predict tags of all words, or spans as in the data.")

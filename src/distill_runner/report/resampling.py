@@ -316,8 +316,7 @@ class SummedScores(PairedScores):
             starts = np.flatnonzero(np.diff(cluster[order], prepend=-1))
             statistics = np.add.reduceat(statistics[:, order], starts, axis=1)
         self.statistics, self.units = statistics, statistics.shape[1]
-        pairs = lcm(*self.sizes)
-        numbers = np.arange(pairs)
+        numbers = np.arange(lcm(*self.sizes))
         one, other = statistics[numbers % self.sizes[0]], statistics[self.sizes[0] + numbers % self.sizes[1]]
         self.is_different = (one != other).any(axis=(0, 2))
         self.totals = one.sum(axis=1), other.sum(axis=1)

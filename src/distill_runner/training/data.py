@@ -351,6 +351,5 @@ def batches_by_tokens(lengths: np.ndarray, budget: int, multiple: int = 1) -> It
     The size of every batch except the last is a multiple of ``multiple``.
     """
     order = np.argsort(lengths, kind="stable")
-    batch_numbers = np.cumsum(lengths[order]) // budget
-    cuts = (np.flatnonzero(np.diff(batch_numbers)) + 1) // multiple * multiple
+    cuts = (np.flatnonzero(np.diff(np.cumsum(lengths[order]) // budget)) + 1) // multiple * multiple
     yield from np.split(order, np.unique(cuts[cuts > 0]))

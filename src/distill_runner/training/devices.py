@@ -17,7 +17,7 @@ from filelock import BaseFileLock
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from distill_runner.common.errors import TrainingError, UserError, first_line, override
+from distill_runner.common.errors import TrainingError, UserError, causes, first_line, override
 from distill_runner.common.files import try_machine_lock
 from distill_runner.common.library_switches import allow_tf32
 from distill_runner.common.process import num_launched
@@ -261,12 +261,19 @@ class OutOfMemory(TrainingError):
 
 
 @contextmanager
-def memory_errors() -> Iterator[None]:
-    """Raise ``OutOfMemory`` in place of torch's error, which names none of the options that help."""
+def run_errors() -> Iterator[None]:
+    """Raise ``OutOfMemory`` in place of torch's error, which names none of the options that help.
+
+    An interrupt stays one where the clean-up of a library fails on it, such as that of ``from_pretrained``.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(str(error).partition(" If reserved")[0]) from error
+    except Exception as error:
+        if any(isinstance(cause, KeyboardInterrupt) for cause in causes(error)):
+            raise KeyboardInterrupt from error
+        raise
 
 
 def _check_cuda(name: str) -> None:
