@@ -65,6 +65,11 @@ def test_a_run_that_stopped_at_its_teacher_leaves_the_table_whole(compose: Compo
     cells = tabulate([finished(run), stopped]).cells
     points = [point for _, _, cell in cells for point in cell.points]
     assert [len(point.runs) for point in points] == [1]
+    other = compose("method=rkd", "optim.epochs=2")  # which does not know its width yet
+    student = resolve_stage(other.stages, "student", other.runtime.precision)
+    begun = {**recorded_identity(student, {}), **describe_run(other), "status": "running"}
+    done = finished(run) | {"student": {**begun["student"], "width": 384}}
+    assert not [name for name in tabulate([done, begun]).rows if "width" in name]
 
 
 def test_seeds_of_random_mappings_are_seeds_of_a_row(compose: Compose) -> None:

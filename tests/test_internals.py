@@ -69,8 +69,7 @@ def test_a_run_is_analyzed(
     capsys.readouterr()
     run_subcommand("analyze", ["agreement", str(tmp_path / "run")])
     row = capsys.readouterr().out.splitlines()[-1]
-    cells = [int(cell) for cell in row.split("|")[2:-1]]
-    assert sum(cells) == 40
+    assert sum([int(cell) for cell in row.split("|")[2:-1]]) == 40
     run_subcommand("analyze", ["samples", str(tmp_path / "run"), "--samples", "2"])
     said, *table = capsys.readouterr().out.splitlines()
     assert said.endswith("examples of validation that the teacher gets right, a student wrong")

@@ -59,8 +59,7 @@ def test_the_difference_is_the_optimism_with_its_interval(results: list[dict[str
     assert found.examples.low < 0.08 < found.examples.high
     assert "rkd selected on validation against on held-out examples on rte: +8.00 accuracy; over" in sentence(found)
     assert found.remarks[-1] == "the best of 2 and of 1 points were chosen on these examples: p is too small"
-    by_name = {line.name: line for line in table_lines(table)[1]}
-    assert by_name["optimism"].text("rte") == "+8.00"
+    assert {line.name: line for line in table_lines(table)[1]}["optimism"].text("rte") == "+8.00"
     assert any("chosen by these scores" in note for note in notes(table))
 
 

@@ -81,8 +81,7 @@ def test_it_goes_through_a_folder_as_plain_safetensors_and_comes_back(tmp_path: 
     model = make(depth=8, num_labels=4, shortcut="pad")
     model(torch.randn(16, 3, 8, 8))  # statistics that are not 0 and 1
     model.eval().save_pretrained(tmp_path)
-    saved = load_file(tmp_path / "model.safetensors")
-    assert saved.keys() == model.state_dict().keys()
+    assert load_file(tmp_path / "model.safetensors").keys() == model.state_dict().keys()
     images = torch.randn(2, 3, 8, 8)
     for load in (CifarResNet.from_pretrained, AutoModelForImageClassification.from_pretrained):
         loaded = load(tmp_path).eval()

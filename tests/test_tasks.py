@@ -215,8 +215,7 @@ MNLI = ["entailment", "neutral", "contradiction"]
 def test_match_labels(tmp_path: Path, head: list[str], labels: list[str], expected: list[int]) -> None:
     permutation = make(tmp_path, labels=labels).head.output_order(dict(enumerate(head)))
     assert permutation == expected
-    logits = np.arange(len(head))[None]
-    assert logits[:, permutation].tolist() == [expected]
+    assert np.arange(len(head))[None][:, permutation].tolist() == [expected]
 
 
 # Mistakes in the configuration

@@ -88,8 +88,7 @@ class PackedAttention:
         group_queries = queries_BNH.split([len(group.is_token) for group in self.groups])
         for group, queries, mask in zip(self.groups, group_queries, self._masks(None, h_TH.dtype), strict=True):
             states = h_TH[group.tokens].index_select(0, group.gather.flatten()).view(*group.gather.shape, -1)
-            scores = _scores(queries, states, mask, size)
-            probabilities = scores.softmax(-1)[:, :, None]
+            probabilities = _scores(queries, states, mask, size).softmax(-1)[:, :, None]
             if self.dropout is None:
                 probabilities = dropout(probabilities, p)
             else:

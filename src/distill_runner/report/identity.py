@@ -358,8 +358,9 @@ def _names(rows: Mapping[RowKey, Facets]) -> dict[RowKey, str]:
         for method in dict.fromkeys(row.method for row in of_task):
             of_method = {row: facets for row, facets in of_task.items() if row.method == method}
             order = dict.fromkeys(name for facets in of_method.values() for name in facets)
-            # The budget comes last: it often follows from the data.
-            separating = shared | {*_separating(of_method, sorted((*OVERALL, *order), key="budget".__eq__))}
+            # The budget comes last: it often follows from the data. A run that has not finished may lack its width.
+            candidates = [name for name in (*OVERALL, *order) if name != "width"]
+            separating = shared | {*_separating(of_method, sorted(candidates, key="budget".__eq__))}
             in_order = [name for name in dict.fromkeys((*OVERALL, *OF_TASK, *order)) if name in separating]
             for row, facets in of_method.items():
                 names[row] = ", ".join([method, *(facets[name].words for name in in_order if name in facets)])
