@@ -28,8 +28,7 @@ MINILMV2 = ("method=minilmv2", "relations.heads=8", "student.width=32", "student
 
 
 def of(compose: Compose, *overrides: str) -> list[str]:
-    run = compose(*overrides)
-    return stage_assumptions(resolve_stage(run.stages, "student", "fp32"))
+    return stage_assumptions(resolve_stage(compose(*overrides).stages, "student", "fp32"))
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,7 @@ def test_tags_spans_and_sets_are_scored_by_their_entities(tmp_path: Path) -> Non
     (tmp_path / "predictions.txt").write_text("".join(" ".join(row) + "\n" for row in predicted))  # run_ner's
     content = compared(tmp_path, "gold.conll", "predictions.txt", "same.conll", margin=1)
     assert [row["score"] for row in content["methods"]] == pytest.approx([200 * 2 / 7] * 2)
-    f1_of = {row["label"]: row["f1"] for row in content["labels"]}
-    assert f1_of == {"LOC": pytest.approx(100), "PER": 0}
+    assert {row["label"]: row["f1"] for row in content["labels"]} == {"LOC": pytest.approx(100), "PER": 0}
     assert content["agreement"][0]["share"] == 1
     spans = [[{"start": 0, "end": 4, "label": "PER"}], [], [{"start": 2, "end": 3, "label": "LOC"}]]
     for name, own in (("a", spans), ("b", [spans[0], spans[2], spans[2]])):

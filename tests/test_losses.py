@@ -42,8 +42,7 @@ def reference_cross_entropy(logits: Array, labels: Array) -> float:
 
 
 def reference_soft_cross_entropy(student: Array, teacher: Array) -> float:
-    per_example = -(softmax(teacher / 5) * np.log(softmax(student / 5))).sum(axis=-1)
-    return float(per_example.mean())
+    return float(-(softmax(teacher / 5) * np.log(softmax(student / 5))).sum(axis=-1).mean())
 
 
 def reference_squared_error(outputs: Array, targets: Array) -> float:

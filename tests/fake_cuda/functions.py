@@ -151,5 +151,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         *(graph, is_current_stream_capturing, get_device_properties, get_device_name, get_device_capability),
         *(get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all, manual_seed, manual_seed_all, _lazy_init),
     )
-} | {"torch.cuda.amp.common.amp_definitely_not_available": amp_definitely_not_available}
+} | {
+    "torch.cuda.amp.common.amp_definitely_not_available": amp_definitely_not_available,
+    "torch.cuda.is_initialized": is_available,
+}
 """By the name of the function that is replaced."""
