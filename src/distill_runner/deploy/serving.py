@@ -44,7 +44,8 @@ def write_service(
     served["empty"] = "" if has_tokens else EMPTY
     (folder / SERVE).write_text(program + SERVICE.format(**served), encoding="utf-8")
     packages = " ".join(f"{name}=={'.'.join(version(name).split('.')[:2])}.*" for name in ("onnxruntime", "tokenizers"))
-    docker, commands = (Path(__file__).with_name(f"{one}.template").read_text() for one in ("Dockerfile", "commands"))
+    templates = [Path(__file__).with_name(f"{one}.template") for one in ("Dockerfile", "commands")]
+    docker, commands = (template.read_text(encoding="utf-8") for template in templates)
     (folder / "Dockerfile").write_text(docker.format(packages=packages, file=name, folder=FOLDER), encoding="utf-8")
     card = folder / CARD
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
@@ -54,8 +55,7 @@ def write_service(
         f'`{SERVE}` cuts longer texts, or refuses them with `"truncate": false` (422). '
         f"A request has at most 256 texts (422) and {LARGEST:,} bytes of text (413)."
     )
-    body = json.dumps({"inputs": [task.served_example]})
-    commands = commands.strip().format(body=body)
+    commands = commands.strip().format(body=json.dumps({"inputs": [task.served_example]}))
     text = with_section(with_license(text, license_name), [*paragraphs, words, code, limits, commands])
     card.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
     card.write_text(text, encoding="utf-8")
