@@ -429,7 +429,6 @@ class TokensTask(Task):
             row, start, stop = rows[numbers[begin]], int(split.begins[begin]), int(split.ends[end - 1])
             mean = round(float(probability[begin:end].mean()), 6)
             span = {"start": start, "end": stop, "label": self.tagset.type_names[kind], "probability": mean}
-            row["spans"] += (
-                [span | {"text": row["text"][start:stop]}] if start < stop else []
-            )  # a blank text has no word
+            if start < stop:  # a blank text has no word
+                row["spans"].append(span | {"text": row["text"][start:stop]})
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
