@@ -204,7 +204,7 @@ def test_a_model_of_others_predicts_a_file_with_its_ids_in_order(tmp_path: Path)
 def test_a_cross_encoder_as_it_saves_itself_gives_its_scores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its one module with a head was refused as one of vectors, and the last digits of its scores were cut."""
     encoders = pytest.importorskip("sentence_transformers")
-    head = {"num_labels": 1, "id2label": {0: "score"}, "initializer_range": 0.02}
+    head: dict[str, Any] = {"num_labels": 1, "id2label": {0: "score"}, "initializer_range": 0.02}
     model = encoders.CrossEncoder(str(save(tmp_path / "m", "classes", **head)), device="cpu")
     model.save_pretrained(str(tmp_path / "own"))
     pairs = [("a river", "the stone"), ("the green garden", "slowly " * 90), ("", "over")]

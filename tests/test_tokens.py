@@ -185,14 +185,14 @@ def test_spans_with_scores_are_soft_labels(
     task: Any = resolve_stage(run.stages, "student", "fp32").config.task
     with recorded_tables() as tables:
         assert "other" not in task.account("train", task.examples("train"), tables).unread
-    for more, words in {
+    for change, words in {
         "task.teacher_spans=null": "<column of spans",
         "task.teacher_spans=spans": "=spans: .*the score nan.*a score from 0 to 1",
         "task.teacher_spans=other task.pieces=all": "task.pieces=first",
         "task.teacher_spans=other task.labels=[A,B] task.metrics=[accuracy]": "Add O to task.labels",
     }.items():
         with pytest.raises(UserError, match=rf"(?s)task\.teacher_spans.*{words}"):
-            built_student(tokens(*options, *more.split()))
+            built_student(tokens(*options, *change.split()))
 
 
 def test_states_of_first_pieces_are_compared(tokens: Callable[..., RunConfig]) -> None:
