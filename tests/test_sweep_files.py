@@ -71,7 +71,7 @@ def assert_composed(point: GridPoint) -> None:
     assert point.run == run.model_copy(update=command)
     assert point.description == describe_run(run.model_copy(update=command))
     stage = resolve_stage(run.stages, run.stage, run.runtime.precision)
-    assert (point.key, point.stage.spec, point.stage.description) == (stage.key, stage.spec, stage.description)
+    assert (point.key, point.stage.spec, point.stage.teacher_needs) == (stage.key, stage.spec, stage.teacher_needs)
     assert [before.key for before in point.stage.all_upstream] == [before.key for before in stage.all_upstream]
 
 

@@ -601,8 +601,7 @@ def test_a_description_is_of_the_method_and_draws_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     method = config.build(*shapes, Classes())
     assert (description.student_needs, description.teacher_needs) == (method.student_needs, method.teacher_needs)
-    assert description.layers == tuple(method.supervised_layers())
-    assert description.reads_labels == {"labels"}
+    assert description.supervised_layers() == method.supervised_layers()
 
 
 def test_no_epochs_judge_the_model_as_it_is(make: Make, tmp_path: Path) -> None:

@@ -312,11 +312,12 @@ class _Run:
 
     def _score_lines(self, artifact: Path) -> Iterator[AccountLine]:
         """Yield the line on validation splits whose predictions would surprise, or whose metrics are not defined."""
-        warnings, undefined, task = list[str](), dict[str, dict[str, str]](), self.stage.config.task
-        for name, split_name in task.validation.items() if task else ():
+        if (task := self.stage.config.task) is None:
+            return
+        warnings, undefined = list[str](), dict[str, dict[str, str]]()
+        for name, split_name in task.validation.items():
             outputs = np.load(artifact / PREDICTIONS.format(name))
             split = self.pipeline.inputs.split(self.stage, split_name)
-            assert task is not None
             warnings += [f"{name}: {warning}" for warning in task.prediction_warnings(outputs, split)]
             scores = task.score(outputs, split)
             reasons = {metric: score.reason for metric, score in scores.items() if isinstance(score, Undefined)}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distill_runner.models.features import FeatureRequest, Features
     from distill_runner.pipeline.build import Pipeline
     from distill_runner.pipeline.stages import Stage
-    from distill_runner.tasks.task import ExamplePredictions, Task
+    from distill_runner.tasks.task import ExamplePredictions
 
 
 @dataclass
@@ -78,16 +78,11 @@ class FinishedRun:
             problem = "its teacher is columns of the training data, without predictions for other examples"
             raise UserError("run", self.folder, problem)
         outputs = np.load(self.pipeline.build(stage) / PREDICTIONS.format(self.split))
-        return self._task.example_predictions(outputs, self.tokens)
-
-    @property
-    def _task(self) -> "Task":
-        assert self.stage.config.task is not None
-        return self.stage.config.task
+        return self.stage.task.example_predictions(outputs, self.tokens)
 
     @property
     def split(self) -> str:
-        return next(iter(self._task.validation))
+        return next(iter(self.stage.task.validation))
 
     @property
     def tokens(self) -> Any:
@@ -97,12 +92,12 @@ class FinishedRun:
         """Return the validation examples as the tokenizer of the student or of its teacher encodes them."""
         from distill_runner.pipeline.targets import with_teacher_tokenizer
 
-        split = self._task.validation[self.split]
+        split = self.stage.task.validation[self.split]
         return self.pipeline.inputs.split(with_teacher_tokenizer(self.stage, stage), split)
 
     def texts(self, examples: Sequence[int]) -> list[str]:
         """Return validation examples as readable text."""
-        return self._task.example_texts(self._task.validation[self.split], self.tokens, examples)
+        return self.stage.task.example_texts(self.stage.task.validation[self.split], self.tokens, examples)
 
     def words(self, example: int) -> list[str]:
         """Return the tokens of a validation example."""

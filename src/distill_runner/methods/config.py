@@ -4,8 +4,7 @@ A configuration is parsed once; all later code uses its typed form. Terms are na
 """
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import isfinite
 from typing import Annotated, Any, ClassVar
@@ -31,7 +30,7 @@ from distill_runner.methods.predictions import (
 )
 from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
 from distill_runner.methods.vectors import MarginLoss, SimilarityLoss, VectorLoss
-from distill_runner.models.features import EncoderShape, FeatureRequest
+from distill_runner.models.features import EncoderShape
 
 TERMS: dict[str, type[LossTerm]] = {
     "hard_labels": HardLabels,
@@ -133,34 +132,6 @@ class TermConfig(Schema):
         return {**arguments, "term": self.term, "version": term_class.version, "weight": self.weight, **source}
 
 
-@dataclass(frozen=True)
-class MethodDescription:
-    """What a method reads of a pair of models and of their data, known without drawing any parameter.
-
-    Attributes:
-        student_needs, teacher_needs: features that the method reads of the student and of the teacher before its first
-            epoch: all that its terms ever read.
-        reads_labels: names of the batch's own labels that the terms read: ``labels``, ``is_next``.
-        layers: student layers that terms supervise, in ascending order.
-        schedule: when these layers are supervised; None supervises all layers in every epoch.
-    """
-
-    student_needs: FeatureRequest
-    teacher_needs: FeatureRequest
-    reads_labels: frozenset[str]
-    layers: tuple[int, ...]
-    schedule: LayerSchedule | None
-
-    def check_epochs(self, num_epochs: int) -> None:
-        """Check that a method that changes during training has all the epochs that it needs.
-
-        Raises:
-            UserError: ``num_epochs`` epochs are too few.
-        """
-        if self.schedule is not None:
-            self.schedule.check_epochs(len(self.layers), num_epochs)
-
-
 class MethodConfig(Schema):
     """Weighted sum of named loss terms, with an optional layer schedule.
 
@@ -206,8 +177,16 @@ class MethodConfig(Schema):
         """Whether a term has its final form in the last epochs only."""
         return any(find_term(term.term).ends_late for term in self.terms.values())
 
-    def check_epochs(self, num_epochs: int) -> None:
-        """Tell the user of terms that do not come to their final form in ``num_epochs``."""
+    def check_epochs(self, layers: Sequence[int], num_epochs: int) -> None:
+        """Check that the schedule has its epochs; tell the user of terms that do not come to their final form.
+
+        Args:
+            layers: student layers that terms supervise.
+        Raises:
+            UserError: ``num_epochs`` epochs are too few for the schedule.
+        """
+        if self.schedule is not None:
+            self.schedule.check_epochs(len(layers), num_epochs)
         for term in self.terms.values():
             if find_term(term.term).ends_late:
                 term.make().check_epochs(num_epochs)
@@ -236,16 +215,14 @@ class MethodConfig(Schema):
         """
         return self.make().bind(student, teacher, outputs)
 
-    def describe(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> MethodDescription:
-        """Return what the method reads, found by building it on the meta device, which draws nothing.
+    def describe(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> Method:
+        """Return the method on the meta device, which draws nothing, to find out what it reads.
 
         Raises:
             UserError: as ``build``.
         """
         with torch.device("meta"):
-            method = self.build(student, teacher, outputs)
-        layers = tuple(method.supervised_layers())
-        return MethodDescription(method.student_needs, method.teacher_needs, self.reads_labels, layers, self.schedule)
+            return self.build(student, teacher, outputs)
 
     def spec(self, outputs: Outputs) -> dict[str, Any]:
         """Return what determines the method: its terms and its schedule, but not the name of the method.

@@ -79,8 +79,7 @@ def task_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
 
 def _not_downloaded(stage: Stage, split: str) -> str | None:
     """Return the name of what has to be downloaded before a split can be read; None if nothing has."""
-    task, transfer = stage.config.task, stage.config.transfer
-    assert task is not None
+    task, transfer = stage.task, stage.config.transfer
     if split != TRANSFER or transfer is None:
         return None if is_downloaded(task, split) else f"{task.dataset} on the hub: {split}"
     absent = [part.dataset for part in transfer.parts.values() if not is_downloaded(part, part.train)]
@@ -89,8 +88,7 @@ def _not_downloaded(stage: Stage, split: str) -> str | None:
 
 def _read_split(stage: Stage, split: str, inputs: StageInputs) -> tuple[SplitAccount, np.ndarray | None]:
     """Return the account of a split and the hashes of its examples from the data, without storing anything."""
-    task = stage.config.task
-    assert task is not None
+    task = stage.task
     with recorded_tables() as tables:
         examples = read_examples(stage, split)
         rows = len(examples)  # questions are read only now

@@ -91,8 +91,7 @@ class Pipeline:
         Raises:
             UserError: the columns do not exist, or do not hold predictions.
         """
-        assert stage.config.task is not None
-        return stage.config.task.training_outputs(self.inputs.split(stage, stage.train_split), stage.config.transfer)
+        return stage.task.training_outputs(self.inputs.split(stage, stage.train_split), stage.config.transfer)
 
     def prepare(self, stage: Stage) -> None:
         """Read the inputs of all stages to build, so that missing inputs are reported before anything is trained."""
@@ -110,7 +109,7 @@ class Pipeline:
                 if (report := weights_report(stage)) is not None and not stage.config.model.allow_missing:
                     report.require(stage.model_source.name)
                 require_cuttable(stage.config.model, stage.model_source)
-            data, optim, description = self.inputs.data(stage), stage.config.optim, stage.description
+            data, optim = self.inputs.data(stage), stage.config.optim
             is_plain = stage.is_corpus or stage.config.transfer is not None
             if is_plain and len(data) <= optim.batch_size and optim.epochs in FEW and optim.max_steps is None:
                 problem = f"would be {quantity(optim.epochs or 0, 'update')}, on {quantity(len(data), 'example')}"
@@ -123,9 +122,8 @@ class Pipeline:
             if optim.epochs is not None and num_epochs < optim.epochs:
                 warning = "stage %s: optim.max_steps=%d ends the training in epoch %d of %d"
                 log.warning(warning, stage.name, optim.max_steps, num_epochs, optim.epochs)
-            assert description is not None
             try:
-                description.check_epochs(num_epochs)  # schedules and routes count in epochs
+                stage.config.method.check_epochs(stage.layers, num_epochs)  # schedules and routes count in epochs
             except UserError as error:
                 problem = f"ends the training in epoch {num_epochs}, but {error.problem}"
                 raise UserError(".optim.max_steps", optim.max_steps, problem, "Raise it, or leave it out.") from error
@@ -175,8 +173,7 @@ class Pipeline:
 
         A stage whose predictions are columns of the data has no members, and gets neither predictions nor scores.
         """
-        task, scores = stage.config.task, dict[str, dict[str, float]]()
-        assert task is not None
+        task, scores = stage.task, dict[str, dict[str, float]]()
         members = [self.build(member) for member in stage.members]
         for name, split in task.validation.items() if members else ():
             predictions = [torch.from_numpy(np.load(member / PREDICTIONS.format(name))) for member in members]
@@ -334,10 +331,9 @@ def teacher_temperature(stage: Stage, builder: Pipeline, checkpoint: int | None 
     Args:
         checkpoint: epoch of the teacher's checkpoint; None for its result.
     """
-    task, teacher = stage.config.task, stage.teacher
-    assert task is not None
+    teacher = stage.teacher
     assert teacher is not None
-    name, split = next(iter(task.validation.items()))
+    name, split = next(iter(stage.task.validation.items()))
     epoch = checkpoint and builder.checkpoints(teacher) / EPOCH_PREDICTIONS.format(checkpoint)
     outputs = np.load((epoch or builder.build(teacher)) / PREDICTIONS.format(name)).astype(np.float64)
     labels = np.asarray(builder.inputs.split(teacher.members[0] if teacher.members else teacher, split).labels)
@@ -399,22 +395,21 @@ class FinalScores:
     """
 
     def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
-        self.stage, self.pipeline, self.task = stage, pipeline, stage.config.task
+        self.stage, self.pipeline = stage, pipeline
         self.models = stage.members or (stage,)
 
     @cached_property
     def splits(self) -> dict[str, Split]:
         """The test splits that have labels, by name; they are read into the store if they are not there."""
-        if self.task is None:
+        if self.stage.config.task is None:
             return {}
-        names = self.task.test
+        names = self.stage.task.test
         splits = {name: self.pipeline.inputs.split(self.models[0], split) for name, split in names.items()}
-        return {name: split for name, split in splits.items() if self.task.has_labels(names[name], split)}
+        return {name: split for name, split in splits.items() if self.stage.task.has_labels(names[name], split)}
 
     def spec(self, name: str) -> Spec:
         """Return the spec of the predictions for a test split."""
-        assert self.task is not None
-        tokens = self.models[0].split_spec(self.task.test[name])
+        tokens = self.models[0].split_spec(self.stage.task.test[name])
         return {"kind": "test", "schema": SCHEMA, "stage": self.stage.key, "tokens": tokens}
 
     def outputs(self, name: str) -> np.ndarray:
@@ -429,27 +424,26 @@ class FinalScores:
         """
         store, scores = self.pipeline.store, {}
         for name, split in self.splits.items():
-            assert self.task is not None
             if not store.has(self.spec(name)) and not all(store.has(model.spec) for model in self.models):
                 continue
             metrics: dict[str, float] = json.loads((self._folder(name) / METRICS).read_text(encoding="utf-8"))
-            if set(self.task.metrics) - metrics.keys():  # the run that predicted the split asked for other metrics
-                metrics = self.task.score(self.outputs(name), split)
-            scores[name] = {metric: metrics[metric] for metric in self.task.metrics}
+            task = self.stage.task
+            if set(task.metrics) - metrics.keys():  # the run that predicted the split asked for other metrics
+                metrics = task.score(self.outputs(name), split)
+            scores[name] = {metric: metrics[metric] for metric in task.metrics}
         return scores
 
     def _folder(self, name: str) -> Path:
         """Return the folder of the predictions for a test split, which are computed if they are missing."""
 
         def write(folder: Path) -> None:
-            assert self.task is not None
-            pipeline, outputs = self.pipeline, []
+            task, pipeline, outputs = self.stage.task, self.pipeline, []
             for stage in self.models:
                 model = pipeline.device.place(load_model(pipeline.build(stage) / "model", stage.head))
-                split = pipeline.inputs.split(stage, self.task.test[name])
+                split = pipeline.inputs.split(stage, task.test[name])
                 outputs.append(torch.from_numpy(predict(model, split, pipeline.device)))
             mean = (self.stage.ensemble_mean(outputs) if self.stage.members else outputs[0]).numpy()
             np.save(folder / _OUTPUTS, mean)
-            write_json(folder / METRICS, self.task.score(mean, self.splits[name]))
+            write_json(folder / METRICS, task.score(mean, self.splits[name]))
 
         return self.pipeline.store.get(self.spec(name), write)

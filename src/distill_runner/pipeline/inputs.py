@@ -136,15 +136,14 @@ class StageInputs:
         return account, np.load(folder / HASHES) if (folder / HASHES).exists() else None
 
     def _read_data(self, stage: Stage) -> Data:
-        task, corpus = stage.config.task, stage.config.corpus
-        seed = stage_seed(stage.config.seed, stage.name)
+        corpus, seed = stage.config.corpus, stage_seed(stage.config.seed, stage.name)
         if stage.is_corpus and not stage.is_masked:
             return TextData(self.split(stage, "train"), self.device())
         if corpus is not None:
             tokenizer = self.tokenizer(stage)
             train, validation = (self.split(stage, split, tokenizer) for split in ("train", "validation"))
             return CorpusData(corpus, train, validation, tokenizer, seed, self.device())
-        assert task is not None
+        task = stage.task
         splits = {name: self.split(stage, split) for name, split in task.validation.items()}
         train = self.split(stage, stage.train_split)
         held_out = None
@@ -160,8 +159,7 @@ def read_examples(stage: Stage, name: str) -> Any:
     Raises:
         UserError: the split to train on lacks a column of scores that the task names; or ``Task.examples`` refuses it.
     """
-    task, transfer = stage.config.task, stage.config.transfer
-    assert task is not None
+    task, transfer = stage.task, stage.config.transfer
     if transfer and name == TRANSFER:
         return task.transfer(transfer)
     if name == stage.train_split and task.prediction_columns:
@@ -173,8 +171,7 @@ def read_examples(stage: Stage, name: str) -> Any:
 
 def account_of_examples(stage: Stage, name: str, examples: Any, tables: list[TableRecord]) -> SplitAccount:
     """Return what was taken from the data of a split; a transfer set has columns of its own, and no label is read."""
-    task, transfer = stage.config.task, stage.config.transfer
-    assert task is not None
+    task, transfer = stage.task, stage.config.transfer
     account = task.account(name, examples, tables)
     if transfer is None or name != TRANSFER:
         return account

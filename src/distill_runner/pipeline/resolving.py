@@ -1,7 +1,7 @@
 """Resolve the configuration of stages into the requested stage, with the upstream stages that it really needs.
 
 Each model source is resolved here, once, and passed on with the stage. Errors are found before training: the method is
-bound to both model shapes, once, and the stage keeps its description. A teacher that no term reads is left out.
+bound to both model shapes, once, and the stage keeps what it reads. A teacher that no term reads is left out.
 """
 
 from collections.abc import Mapping
@@ -125,7 +125,7 @@ class _Resolver:
         stage = Stage(name, config, shape, self.precision, tokenizer, source_stage, model_source)
         _require_labels_and_weights(stage)
         if not config.method.reads_teacher:
-            stage = replace(stage, description=config.method.describe(shape, None, stage.outputs))
+            stage = _with_needs(stage, None)
         elif config.teacher is None:
             raise UserError("teacher", None, "this method needs a teacher, but the stage has none")
         else:
@@ -243,11 +243,10 @@ def _require_labels_and_weights(stage: Stage) -> None:
         if corpus is not None:
             remedy = override("corpus.examples", "pairs") + ", or without this loss " + override("pretraining", "mlm")
             raise UserError("corpus.examples", corpus.examples, "this method reads pairs of sentences", remedy)
-        assert task is not None
-        problem = f"split '{task.train}' has no gold labels, but this method reads them"
+        problem = f"split '{stage.task.train}' has no gold labels, but this method reads them"
         remedy = "Learn from predictions alone: " + override("method", "kd")
         remedy += ", or " + override("method", "rkd", "loss.eta", 1) + "."
-        raise UserError("task.label", format_typed(task.label_columns), problem, remedy)
+        raise UserError("task.label", format_typed(stage.task.label_columns), problem, remedy)
     if column is not None and config.transfer is not None:
         problem = "is a column of the task's training examples, but the stage trains on a transfer set"
         raise UserError("task.example_weight", column, problem, "Leave it out, or " + override("transfer", "labeled"))
@@ -257,6 +256,13 @@ def _require_labels_and_weights(stage: Stage) -> None:
 
 
 # Teachers
+
+
+def _with_needs(stage: Stage, teacher: EncoderShape | None) -> Stage:
+    """Return the stage with what its method reads of its model, and of a teacher of this shape."""
+    method = stage.config.method.describe(stage.shape, teacher, stage.outputs)
+    own, others = method.student_needs, method.teacher_needs
+    return replace(stage, student_needs=own, teacher_needs=others, layers=method.supervised_layers())
 
 
 def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
@@ -271,21 +277,19 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
             width = config.task.prediction_width(config.transfer)
             teacher = replace(teacher, shape=replace(teacher.shape, num_labels=width))
         shape = replace(stage.shape, num_layers=stage.shape.num_layers + 1, num_labels=teacher.shape.num_labels)
-    description = config.method.describe(stage.shape, shape, stage.outputs)
-    if predictions is not None and description.teacher_needs != FeatureRequest(logits=True):
+    stage = _with_needs(stage, shape)
+    if predictions is not None and stage.teacher_needs != FeatureRequest(logits=True):
         problem = "gives only predictions, but this method reads more than predictions"
         raise UserError("teacher", predictions.type, problem, "Take " + override("method", "kd") + ", rkd or vanilla.")
     if predictions is not None and config.route is not None:
         raise UserError("teacher", predictions.type, "has no checkpoints to follow")
     if config.optim.epochs:
-        description.check_epochs(config.optim.epochs)
-        config.method.check_epochs(config.optim.epochs)
-    stage = replace(stage, description=description)
+        config.method.check_epochs(stage.layers, config.optim.epochs)
     _require_readable(stage, teacher)
     task = config.task
     if config.calibrate_teacher and not (
         (task is not None and task.has_classes and not task.has_token_outputs)
-        and (task.data_summary.get("gold") != "none" and description.teacher_needs.logits)
+        and (task.data_summary.get("gold") != "none" and stage.teacher_needs.logits)
         and not teacher.has_columns
     ):
         problem = "needs classes with gold labels, and a trained model as the teacher, whose logits the method reads"

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Final, Literal
@@ -12,7 +12,6 @@ from typing import Any, Final, Literal
 from torch import Tensor
 
 from distill_runner.methods.base import Method
-from distill_runner.methods.config import MethodDescription
 from distill_runner.methods.outputs import Classes, Outputs
 from distill_runner.models.config import LANGUAGE_MODEL, PRE_TRAINING, Head
 from distill_runner.models.features import EncoderShape, FeatureRequest
@@ -20,6 +19,7 @@ from distill_runner.models.sources import ModelSource, fresh_architecture
 from distill_runner.pipeline.code_version import code_version
 from distill_runner.pipeline.config import StageConfig
 from distill_runner.pipeline.store import SCHEMA, Spec, key_of
+from distill_runner.tasks import AnyTask
 from distill_runner.tasks.scores import TRANSFER
 
 STAGE = "stage:"
@@ -70,13 +70,14 @@ Tokenizer = ModelSource | TrimmedTokenizer | Literal["corpus"] | None
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Stage with its sources and all upstream stages resolved, and with a description of its method.
+    """Stage with its sources and all upstream stages resolved, and with what its method reads.
 
     Attributes:
         source_stage: stage whose model this stage starts from; None if there is none.
         model_source: folder or hub commit that the model starts from, if no stage yields it and it is not new.
         teacher: stage that this stage learns from; None if there is none.
-        description: what the method reads; None for a stage of predictions, which has no model.
+        student_needs, teacher_needs: features that the method ever reads of the student and of the teacher.
+        layers: student layers that the terms of the method supervise, in ascending order.
         route: the teacher's checkpoint for each epoch of this stage, by the number of epochs that the teacher had
             trained. None learns from the model that the teacher yields.
         members: members of an ensemble; its predictions are the mean of theirs.
@@ -90,7 +91,9 @@ class Stage:
     source_stage: "Stage | None" = None
     model_source: ModelSource | None = None
     teacher: "Stage | None" = None
-    description: MethodDescription | None = None
+    student_needs: FeatureRequest = field(default_factory=FeatureRequest)
+    teacher_needs: FeatureRequest = field(default_factory=FeatureRequest)
+    layers: Sequence[int] = ()
     route: tuple[int, ...] | None = None
     members: tuple["Stage", ...] = ()
 
@@ -175,16 +178,6 @@ class Stage:
         return is_trained or self.head.vectors is not None  # a pooling needs no training
 
     @property
-    def student_needs(self) -> FeatureRequest:
-        """Features that the method reads of the student."""
-        return self.description.student_needs if self.description else FeatureRequest()
-
-    @property
-    def teacher_needs(self) -> FeatureRequest:
-        """Features that the method reads of the teacher."""
-        return self.description.teacher_needs if self.description else FeatureRequest()
-
-    @property
     def teacher_checkpoints(self) -> list[int | None]:
         """Checkpoints of the teacher that this stage reads; None stands for the model that the teacher yields."""
         return [*sorted(set(self.route))] if self.route else [None]
@@ -206,6 +199,12 @@ class Stage:
         return self.config.method.build(self.shape, self.teacher.shape if self.teacher else None, self.outputs)
 
     # Data
+
+    @property
+    def task(self) -> AnyTask:
+        """The task, of a stage that has one."""
+        assert self.config.task is not None
+        return self.config.task
 
     @property
     def train_split(self) -> str:
@@ -258,8 +257,7 @@ class Stage:
         if self.config.corpus is not None:
             mask_keys = () if self.is_masked else ("mask_probability", "whole_word")
             return {key: value for key, value in self.config.corpus.spec().items() if key not in mask_keys}
-        assert self.config.task is not None
-        return self.config.task.spec() | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
+        return self.task.spec() | ({"transfer": self.config.transfer.spec()} if self.config.transfer else {})
 
     @cached_property
     def tokenizer_spec(self) -> Spec | None:

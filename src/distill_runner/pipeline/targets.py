@@ -83,8 +83,7 @@ def cached_share(stage: Stage) -> float:
     All of it where a held-out set or fixed views of images decide which outputs a share reads, and where the outputs
     are columns of the data, or those of words in the windows of another tokenizer.
     """
-    task, teacher = stage.config.task, stage.teacher
-    assert task is not None
+    task, teacher = stage.task, stage.teacher
     assert teacher is not None
     of_all = stage.views is not None or task.select_on == HELD_OUT or teacher.has_columns
     of_words = task.has_token_outputs and any(one.tokenizer != stage.tokenizer for one in teacher.members or [teacher])
@@ -94,7 +93,6 @@ def cached_share(stage: Stage) -> float:
 def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
     """Return the spec of the cached features of the teacher, or of one of its checkpoints, on the training split."""
     assert stage.teacher is not None
-    assert stage.config.task is not None
     needs = stage.teacher_needs
     return {
         "kind": "targets",
@@ -102,7 +100,7 @@ def targets_spec(stage: Stage, checkpoint: int | None) -> Spec:
         "teacher": stage.teacher.key,
         "checkpoint": checkpoint,
         "tokens": with_teacher_tokenizer(stage, stage.teacher).split_spec(stage.train_split),
-        "inputs": {**stage.config.task.input_settings, "views": stage.views},
+        "inputs": {**stage.task.input_settings, "views": stage.views},
         "needs": {"logits": needs.logits, "cls": sorted(needs.cls)},
         "share": cached_share(stage),
         "precision": stage.precision,

@@ -310,8 +310,7 @@ class _Numbers:
 
     def data_match(self, quantity: Quantity) -> str:
         """Return whether the data are those of the papers: the scored splits, and the training examples."""
-        stage, task, inputs = self.stage, self.stage.config.task, self.pipeline.inputs
-        assert task is not None
+        stage, task, inputs = self.stage, self.stage.task, self.pipeline.inputs
         if task.name not in published_tasks():
             return OTHER
         sources = task.validation | (task.test if quantity.is_test else {})
