@@ -75,6 +75,9 @@ def test_similarities_row_by_row(size: int, width: int, temperature: float, seed
             rows.append(powers / powers.sum())
         total += float((rows[1] * np.log(rows[1] / rows[0])).sum()) if (rows[0] > 0).all() else 0.0
     assert similarity_kl(student, teacher, temperature) == pytest.approx(total / size, rel=1e-7, abs=1e-9)
+    student, teacher = (torch.cat([side, side.flip(0)[:2]]) for side in (student, teacher))
+    weights = torch.tensor([(size + 2) / size] * size + [0.0] * 2)  # as batches of graphs are filled up
+    assert similarity_kl(student, teacher, temperature, weights) == pytest.approx(total / size, rel=1e-6, abs=1e-9)
 
 
 @given(st.integers(2, 9), st.integers(0, 99))

@@ -41,6 +41,8 @@ class Progress:
 
 def times(factor: float | Tensor, value: Tensor) -> Tensor:
     """Return the product; a factor of 1, as with one batch in an update, starts no kernel."""
+    if isinstance(factor, Tensor):
+        return factor.to(value) * value
     return value if factor == 1 else factor * value
 
 

@@ -276,10 +276,10 @@ def correlation_over_outputs(student_OC: Tensor, teacher_OC: Tensor, batch: Batc
     With weights of the examples it is the weighted correlation: the sums over outputs in the two means, in the two
     variances and in the covariance have the weights. An example of weight n then counts as n equal examples.
     """
-    if batch is None or batch.example_weights is None:
+    if batch is None or batch.output_weights is None:
         one, other = (values - values.mean(0, keepdim=True) for values in (student_OC, teacher_OC))
     else:
-        weights_O1 = batch.example_weights.to(student_OC)[:, None]
+        weights_O1 = batch.output_weights.to(student_OC)[:, None]
         shares_O1 = weights_O1 / weights_O1.sum().clamp_min(torch.finfo(student_OC.dtype).tiny)
         one, other = (
             (values - (shares_O1 * values).sum(0, keepdim=True)) * shares_O1.sqrt()

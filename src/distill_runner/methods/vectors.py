@@ -36,25 +36,29 @@ def vector_distance(
     return (losses_B if weights_B is None else losses_B * weights_B.to(losses_B)).mean()
 
 
-def similarity_kl(student_BC: Tensor, teacher_BC: Tensor, temperature: float) -> Tensor:
+def similarity_kl(
+    student_BC: Tensor, teacher_BC: Tensor, temperature: float, weights_B: Tensor | None = None
+) -> Tensor:
     """Return the KL divergence of the similarities of each text with the others of the batch, mean over the texts.
 
     The similarities are softmax(U Uᵀ / T) without the diagonal, of vectors divided by their lengths; the divergence is
     that of the student's distribution from the teacher's. It is 0 for one or two texts. Widths may differ.
+    A text of weight 0 is none of the others; the other weights are factors in the mean.
     """
-    if len(student_BC) < 3:
-        return student_BC.sum() * 0
-    log_student, log_teacher = (_log_similarities(side, temperature) for side in (student_BC, teacher_BC))
-    return (log_teacher.exp() * (log_teacher - log_student)).sum(-1).mean()
+    hidden_BB = torch.eye(len(student_BC), dtype=torch.bool, device=student_BC.device)
+    if weights_B is not None:
+        hidden_BB = hidden_BB | (weights_B == 0)
+    log_student, log_teacher = (_log_similarities(side, temperature, hidden_BB) for side in (student_BC, teacher_BC))
+    terms_BB = log_teacher.exp() * (log_teacher - log_student)
+    losses_B = terms_BB.masked_fill(hidden_BB, 0).sum(-1)
+    return (losses_B if weights_B is None else losses_B * weights_B.to(losses_B)).mean()
 
 
-def _log_similarities(vectors_BC: Tensor, temperature: float) -> Tensor:
-    """Return the log-softmax of the cosines of each text with the others, (B, B - 1)."""
+def _log_similarities(vectors_BC: Tensor, temperature: float, hidden_BB: Tensor) -> Tensor:
+    """Return the log-softmax of the cosines of each text with the others, (B, B), very small where ``hidden_BB``."""
     unit_BC = functional.normalize(vectors_BC, dim=-1)
-    size = len(unit_BC)
-    others = ~torch.eye(size, dtype=torch.bool, device=unit_BC.device)
-    cosines = (unit_BC @ unit_BC.T)[others].view(size, size - 1)
-    return (cosines / temperature).log_softmax(-1)
+    cosines_BB = unit_BC @ unit_BC.T / temperature
+    return cosines_BB.masked_fill(hidden_BB, torch.finfo(cosines_BB.dtype).min).log_softmax(-1)
 
 
 def margin_error(similarities_Rk: Tensor, scores_R: Tensor) -> Tensor:
@@ -171,6 +175,8 @@ class SimilarityLoss(LossTerm):
             teacher's; the loss is the mean over them. Empty compares whole vectors.
     """
 
+    version = 2  # rounds otherwise
+    weighs_examples = True
     compares_examples = True
 
     def __init__(
@@ -190,7 +196,8 @@ class SimilarityLoss(LossTerm):
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         sizes = self.prefixes or [student.logits_OC.shape[1]]
-        parts = [similarity_kl(student.logits_OC[:, :size], teacher.logits_OC, self.temperature) for size in sizes]
+        own, other, weights = student.logits_OC, teacher.logits_OC, batch.example_weights
+        parts = [similarity_kl(own[:, :size], other, self.temperature, weights) for size in sizes]
         return torch.stack(parts).mean()
 
 
@@ -207,6 +214,7 @@ class MarginLoss(LossTerm):
 
     reads_teacher = False
     reads_labels = frozenset({"labels"})
+    weighs_examples = True  # texts that no row names, as those of weight 0, change nothing
     compares_examples = True
 
     def __init__(

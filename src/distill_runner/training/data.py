@@ -98,7 +98,9 @@ def batches_with_shares(update: Update, totals_2: Tensor | None = None) -> list[
     counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in update.batches]) * (shares_N1 > 0)
     totals_2 = update.counts if totals_2 is None else totals_2
     shares_N3 = torch.cat([shares_N1, (counts_N2.double() / totals_2).nan_to_num()], dim=1)
-    by_unit: list[Any] = [dict(zip(("example", "output", "token"), row, strict=True)) for row in shares_N3.tolist()]
+    # A graph of several batches reads their shares; a share of 1 costs no kernel.
+    rows: Any = shares_N3 if len(shares_N3) > 1 else shares_N3.tolist()
+    by_unit: list[Any] = [dict(zip(("example", "output", "token"), row, strict=True)) for row in rows]
     batches = zip(update.batches, by_unit, strict=True)
     return [replace(batch, shares=shares, dropout_seed=update.dropout_seed) for batch, shares in batches]
 

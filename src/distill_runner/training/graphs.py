@@ -31,20 +31,31 @@ TOKEN_STEP, OUTPUT_STEP, LENGTH_STEP = 128, 32, 32
 """Numbers of tokens, of outputs of a head on tokens, and of tokens of the longest text are rounded up to multiples."""
 
 
-def fill(batch: Batch) -> Batch:
-    """Append sequences of weight 0 to a batch of texts on the host, so that few numbers of tokens and outputs occur.
+def fill(batches: Iterable[Batch]) -> list[Batch]:
+    """Append sequences of weight 0 to the batches of an update, so that few numbers of tokens and outputs occur.
 
+    The batches are on the host, and all have as many tokens, so that the shapes of an update of several repeat as well.
     The weights of the other examples are raised so that means over the units of the batch stay what they are. No batch
     has a seed of its own for dropout any more: a GPU's kernels draw the numbers themselves.
     """
-    batch = replace(batch, dropout_seed=None)
-    if not isinstance(batch, Batch):
-        return batch
-    size, tokens, groups = batch.size, batch.num_tokens, batch.groups
-    longest = max(group.is_token.shape[1] for group in groups)
-    longest = -(-longest // LENGTH_STEP) * LENGTH_STEP
-    extra = -(-TOKEN_STEP // longest) + 1
-    total = -(-(tokens + extra) // TOKEN_STEP) * TOKEN_STEP
+    batches = [replace(batch, dropout_seed=None) for batch in batches]
+    if not all(isinstance(batch, Batch) for batch in batches):
+        return batches
+    longest = _rounded_up(max(group.is_token.shape[1] for batch in batches for group in batch.groups), LENGTH_STEP)
+    tokens, outputs = max(batch.num_tokens for batch in batches), max(batch.num_outputs for batch in batches)
+    most = TOKEN_STEP if len(batches) == 1 else tokens + TOKEN_STEP  # tokens that one of the batches may lack
+    extra = -(-most // longest) + 1
+    sizes = (longest, extra, _rounded_up(tokens + extra, TOKEN_STEP), _rounded_up(outputs + 1, OUTPUT_STEP))
+    return [_filled(batch, *sizes) for batch in batches]
+
+
+def _rounded_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _filled(batch: Batch, longest: int, extra: int, total: int, total_outputs: int) -> Batch:
+    """Return the batch with ``extra`` sequences, ``total`` tokens and, of a head on some tokens, ``total_outputs``."""
+    size, tokens = batch.size, batch.num_tokens
     lengths = np.array([len(part) for part in np.array_split(np.arange(total - tokens), extra)])
     starts = np.concatenate([batch.starts.numpy(), tokens + np.cumsum(lengths) - lengths])
     all_lengths = np.concatenate([batch.sequence_lengths.numpy(), lengths])
@@ -61,7 +72,7 @@ def fill(batch: Batch) -> Batch:
     outputs = dict[str, Any]()
     if (head_tokens := batch.head_tokens) is not None:
         reads_all = own == tokens
-        added = total - own if reads_all else -(-(own + 1) // OUTPUT_STEP) * OUTPUT_STEP - own
+        added = (total if reads_all else total_outputs) - own
         new = torch.arange(tokens, total) if reads_all else torch.full((added,), tokens)
         outputs["head_tokens"] = torch.cat([head_tokens, new.to(head_tokens)])
         outputs["weights_of_outputs"] = _scaled(batch.output_weights, own, added)

@@ -85,7 +85,7 @@ class LiveTargets(TeacherTargets):
         if needs is None or not self.needs.of_tokens:
             needs = self.needs
         own_batch = self.split.teacher_batch(batch, SEQUENCE_MULTIPLE, self.device.length_multiple)
-        own_batch = fill(own_batch) if batch.weights_of_tokens is not None else own_batch
+        (own_batch,) = fill([own_batch]) if batch.weights_of_tokens is not None else (own_batch,)
         row_of_example = {example: row for row, example in reversed([*enumerate(own_batch.index.tolist())])}
         # Only the outputs of words have a teacher with other examples, and then nothing else is read.
         rows = torch.tensor([row_of_example.get(example, 0) for example in batch.index.tolist()])

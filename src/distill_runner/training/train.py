@@ -156,11 +156,10 @@ class Training:
     def _graph_obstacle(self) -> str:
         """Return why updates cannot be recorded as CUDA graphs; empty if they can."""
         terms = {} if reads_images(self.model.config) else self.method.named_terms()  # images are not filled up
-        unweighted = [name for name, term in terms.items() if term.compares_examples or not term.weighs_examples]
+        unweighted = [name for name, term in terms.items() if not term.weighs_examples]
         obstacles = {
             "runtime.graphs=false": not self.runtime.graphs,
             "several processes share an update": self.group.size > 1,
-            "an update has several batches (optim.accumulation)": self.optim.accumulation > 1,
             "layers are computed twice (runtime.gradient_checkpointing)": self.runtime.gradient_checkpointing,
             f"an example of weight 0 would change {', '.join(unweighted)}": unweighted,
         }
@@ -203,7 +202,7 @@ class Training:
         self.group.seed(self.seed, history.step)
         rate = learning_rate(self.optim, history.step, self.num_steps)
         own = batches_with_shares(update, totals_2)
-        batches = map(fill, own) if self.graphs.is_on else own
+        batches = fill(own) if self.graphs.is_on else own
         parts = ((batch, self.teacher.prepare(batch, progress, self.method.teacher_needs)) for batch in batches)
         graph_key = self.method.graph_key(progress)
         values = self.graphs(parts, torch.tensor(rate, dtype=torch.float64), progress, graph_key)
