@@ -200,7 +200,7 @@ def test_spans(data: st.DataObject, wordpiece: Any) -> None:
         task.write(folder / "pieces", examples, wordpiece)
         split = task.open(folder / "pieces")
         again = map(
-            json.loads, task.prediction_file(np.eye(len(task.labels))[split.tags], split, examples).splitlines()
+            json.loads, task.prediction_file(np.eye(len(task.labels))[split.tags], split, examples, "", {}).splitlines()
         )
         assert [[(span["start"], span["end"], span["label"]) for span in line["spans"]] for line in again] == spans
 

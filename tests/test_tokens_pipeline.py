@@ -53,7 +53,7 @@ def own_spans(model: Any, tokenizer: Any, rows: list[str], names: list[str], fol
         with torch.inference_mode():
             logits = model(input_ids=batch.input_ids[None].long()).logits[0]
         outputs[batch.output_index] = logits[batch.head_tokens]
-    lines = task.prediction_file(outputs, split, sentences).splitlines()
+    lines = task.prediction_file(outputs, split, sentences, "", {}).splitlines()
     return [[(span["start"], span["end"], span["label"]) for span in json.loads(line)["spans"]] for line in lines]
 
 

@@ -10,6 +10,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
@@ -141,5 +142,6 @@ def _write_answers(students: Sequence[ModelFolder], options: Namespace) -> None:
         raise UserError("--split", name, "there is no such split", suggestion(name, splits))
     # The split is read as a test split, since test splits may lack answers.
     test_task = task.model_copy(update={"test": {TEST: splits[name]}, "validation": {}, "languages": {}})
-    write_file(options.out, student.predict(test_task, options.device, test_task.prediction_file))
+    answers = partial(test_task.prediction_file, suffix="", columns={})
+    write_file(options.out, student.predict(test_task, options.device, answers))
     print(f"{options.out}: answers for the split {name} by {student.name}")

@@ -1,7 +1,5 @@
 """A folder with a model, and the task that the model was made for: a run's student, or what somebody else trained."""
 
-import csv
-import io
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -18,7 +16,7 @@ from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.content import column_names, read_columns
 from distill_runner.datasets.readers.dataset import is_text_encoding
 from distill_runner.datasets.readers.files import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
-from distill_runner.datasets.readers.table import is_missing, recorded_tables
+from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.tasks.columns import LABEL, infer_columns
 from distill_runner.tasks.split_account import data_line
 from distill_runner.tasks.task_splits import NO_SPLIT, VALIDATION
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Prediction = TypeVar("Prediction")
 AS_THEY_ARE = ("None", ".Identity", ".Softmax")  # ends of names of activations that leave outputs, or probabilities
-TEST, IDS = "test", ("id", "idx", "guid", "index")
+TEST = "test"
 HEADS = {
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "tokens",
@@ -148,8 +146,7 @@ class ModelFolder:
     ) -> tuple[str | bytes, AccountLine]:
         """Return the predictions for the examples in ``file``, as the content of a prediction file, and their account.
 
-        The columns of ``file`` must have the names of the task's columns. In a ``.txt`` file, each line is a text. A
-        prediction file in CSV keeps all columns of ``file``, behind the predictions.
+        The columns of ``file`` must have the names of the task's columns. In a ``.txt`` file, each line is a text.
 
         Args:
             encoding: as ``Dataset.encoding``, for this file.
@@ -179,13 +176,13 @@ class ModelFolder:
         def with_account(outputs: "np.ndarray", split: "Split", examples: "Examples") -> Any:
             account = task.account(TEST, examples, tables)
             line = data_line({file.name: account}, {}, "text" if task.tokenized else "image")
-            return task.prediction_file(outputs, split, examples, suffix), line
+            has_columns = file_format(file) != PLAIN_TEXT and task.tokenized
+            columns = read_columns(task, "train", column_names(task, "train")) if has_columns else {}
+            return task.prediction_file(outputs, split, examples, suffix, columns), line
 
         try:
             with recorded_tables() as tables:
-                content, line = self.predict(task, device, with_account)
-            has_columns = file_format(file) != PLAIN_TEXT and task.tokenized
-            return _with_columns(content, task) if has_columns else content, line
+                return self.predict(task, device, with_account)
         except UserError as error:
             if not error.key.startswith("task."):
                 raise
@@ -301,32 +298,3 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
         problem = f"its outputs are {', '.join(names)}; {error.problem}"
         remedy = "Name the classes in this order: " + override("task.labels", [f"<{name}>" for name in names])
         raise UserError("folder", source.name, problem, remedy) from error
-
-
-def _with_columns(content: str | bytes, task: "Task") -> str | bytes:
-    """Return a prediction file in CSV with all columns of the file that was predicted, spans by text with its ids.
-
-    Other formats stay as they are. A column whose name the predictions have, such as ``index``, gets the prefix
-    ``input_``.
-    """
-    if isinstance(content, str) and content.startswith('{"text": "'):
-        rows = [*map(json.loads, content.removesuffix("\n").split("\n"))]
-        ids = read_columns(task, "train", [name for name in column_names(task, "train") if name in IDS])
-        rows = [{name: values[n] for name, values in ids.items()} | row for n, row in enumerate(rows)]
-        return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-    if not isinstance(content, str) or not content.startswith("index,"):
-        return content
-
-    def cell(value: Any) -> str:
-        text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
-        return "" if is_missing(value) else text
-
-    header, *cells = csv.reader(io.StringIO(content))
-    columns = read_columns(task, "train", column_names(task, "train"))
-    if any(len(values) != len(cells) for values in columns.values()):  # a prediction is not of one row
-        return content
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*header, *(f"input_{name}" if name in header else name for name in columns)])
-    writer.writerows([*row, *map(cell, values)] for row, *values in zip(cells, *columns.values(), strict=True))
-    return text.getvalue()

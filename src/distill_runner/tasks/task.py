@@ -468,13 +468,16 @@ class Task(TaskSplits):
         """
 
     @abstractmethod
-    def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples, suffix: str = "") -> str | bytes:
+    def prediction_file(
+        self, outputs: np.ndarray, split: "Split", examples: Examples, suffix: str, columns: Mapping[str, list[Any]]
+    ) -> str | bytes:
         """Return the content of the file that ``distill-run predict`` writes.
 
         Args:
             examples: the examples that ``split`` was written from.
             suffix: the ending of the file's name, such as ``.npy``, for types with several formats; empty for the
                 default format.
+            columns: all columns of the file that was predicted, for formats that repeat some; none of a text file.
         Raises:
             UserError: there is no such format.
         """

@@ -2,8 +2,9 @@
 
 import csv
 import io
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -15,7 +16,7 @@ from distill_runner.common.errors import UserError, format_typed, override
 from distill_runner.datasets.near_copies import near_copies, sketches
 from distill_runner.datasets.readers.content import SplitTable, column_names, listed_names, read_table
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
-from distill_runner.datasets.readers.table import TableRecord, recorded_tables, text_of
+from distill_runner.datasets.readers.table import TableRecord, is_missing, recorded_tables, text_of
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import check_names, names_as_text, read_names
@@ -491,15 +492,23 @@ class TextTask(Task):
     def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
         return self.decoding.texts(outputs, self.names if names else [*map(str, range(len(self.names)))])
 
-    def prediction_file(self, outputs: np.ndarray, split: "Split", examples: Examples, suffix: str = "") -> str | bytes:
-        """Return CSV, one row per example: its number, the prediction, and the probability of each class."""
+    def prediction_file(
+        self, outputs: np.ndarray, split: "Split", examples: Examples, suffix: str, columns: Mapping[str, list[Any]]
+    ) -> str | bytes:
+        """Return CSV, one row per example: its number, the prediction, the probability of each class, and ``columns``.
+
+        A column whose name the predictions have, such as ``index``, gets the prefix ``input_``.
+        """
         probabilities = self.decoding.probabilities(outputs) if self.has_classes else np.zeros((len(outputs), 0))
-        content = io.StringIO()
-        writer = csv.writer(content, lineterminator="\n")
-        writer.writerow(["index", "prediction", *(f"p_{name}" for name in self.names)])
         texts = self.prediction_texts(outputs) if self.has_classes else [*map(str, outputs[:, 0])]
-        for number, (text, row) in enumerate(zip(texts, probabilities, strict=True)):
-            writer.writerow([number, text, *(f"{value:.6g}" for value in row)])
+        header = ["index", "prediction", *(f"p_{name}" for name in self.names)]
+        cells: list[Iterable[Any]] = [range(len(texts)), texts]
+        cells += [[f"{value:.6g}" for value in values] for values in probabilities.T]
+        if all(len(values) == len(texts) for values in columns.values()):  # else a prediction is not of one row
+            header += [f"input_{name}" if name in header else name for name in columns]
+            cells += [map(_csv_cell, values) for values in columns.values()]
+        content = io.StringIO()
+        csv.writer(content, lineterminator="\n").writerows([header, *zip(*cells, strict=True)])
         return content.getvalue()
 
     def example_predictions(self, outputs: np.ndarray, split: "Split") -> ExamplePredictions:
@@ -515,6 +524,11 @@ class TextTask(Task):
             prediction_text=lambda number: f"{texts[number] or 'no label'} ({confidence[number]:.4f})",
             label_text=lambda number: label_texts[number] or "no label",
         )
+
+
+def _csv_cell(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+    return "" if is_missing(value) else text
 
 
 def example_columns(table: SplitTable, columns: Sequence[str], split: str) -> list[list[str]]:

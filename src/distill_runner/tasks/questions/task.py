@@ -305,7 +305,9 @@ class QuestionsTask(Task):
             for question in map(split.question, numbers)
         ]
 
-    def prediction_file(self, outputs: np.ndarray, split: Any, examples: Any, suffix: str = "") -> str:
+    def prediction_file(
+        self, outputs: np.ndarray, split: Any, examples: Any, suffix: str, columns: Mapping[str, list[Any]]
+    ) -> str:
         """Return the answers by the ids of the questions as JSON, which the official evaluation scripts read."""
         rows = zip(_questions(split), self.answers(outputs, split), strict=True)
         return json.dumps({question.id: text for question, text in rows}, ensure_ascii=False, indent=0) + "\n"

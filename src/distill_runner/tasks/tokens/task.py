@@ -1,7 +1,7 @@
 """Tasks on labels of words: their examples, head, losses, scores and predictions."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -407,10 +407,12 @@ class TokensTask(Task):
         """Return the most probable tag of each output, without decoding."""
         return [self.tagset.names[number] if names else str(number) for number in outputs.argmax(axis=1)]
 
-    def prediction_file(self, outputs: np.ndarray, split: Any, examples: Any, suffix: str = "") -> str:
+    def prediction_file(
+        self, outputs: np.ndarray, split: Any, examples: Any, suffix: str, columns: Mapping[str, list[Any]]
+    ) -> str:
         """Return words with their tags for a ``.conll`` file, and else the predicted entities as JSON lines."""
         if suffix.lower() not in CONLL_SUFFIXES:
-            return self._entity_lines(outputs, split, examples)
+            return self._entity_lines(outputs, split, examples, columns)
         names = [self.tagset.names[tag] for tag in self.decode(outputs, split)[0]]
         blocks = []
         for sentence, first, last in zip(examples.items, split.bounds[:-1], split.bounds[1:], strict=True):
@@ -419,11 +421,12 @@ class TokensTask(Task):
             blocks += ["".join(lines) + "\n"] if lines else []  # the format has no sentences without words
         return "".join(blocks)
 
-    def _entity_lines(self, outputs: np.ndarray, split: Any, examples: Any) -> str:
-        """Return the predicted entities as JSON lines, which can be read as data of this task type again."""
+    def _entity_lines(self, outputs: np.ndarray, split: Any, examples: Any, columns: Mapping[str, list[Any]]) -> str:
+        """Return ids and predicted entities as JSON lines, which can be read as data of this task type again."""
         tags, logs = self.decode(outputs, split)
         probability = np.exp(logs[np.arange(len(tags)), tags])
         rows: list[dict[str, Any]] = [{"text": text, "spans": []} for text in examples.texts[0]]
+        ids = {name: values for name, values in columns.items() if name in ("id", "idx", "guid", "index")}
         numbers = np.repeat(np.arange(len(rows)), np.diff(split.bounds))
         for begin, end, kind in self.tagset.entities(tags, split.bounds).tolist():
             row, start, stop = rows[numbers[begin]], int(split.begins[begin]), int(split.ends[end - 1])
@@ -431,4 +434,5 @@ class TokensTask(Task):
             span = {"start": start, "end": stop, "label": self.tagset.type_names[kind], "probability": mean}
             if start < stop:  # a blank text has no word
                 row["spans"].append(span | {"text": row["text"][start:stop]})
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        rows = [{name: values[number] for name, values in ids.items()} | row for number, row in enumerate(rows)]
+        return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

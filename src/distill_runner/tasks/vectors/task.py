@@ -1,7 +1,7 @@
 """Tasks of vectors: the model turns each text into a vector, scored by the similarity of pairs of texts."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -187,7 +187,9 @@ class VectorTask(TextTask):
         """Return the mean cosine of vectors of the same texts."""
         return float(cosines(outputs, reference).mean())
 
-    def prediction_file(self, outputs: np.ndarray, split: Any, examples: Examples, suffix: str = "") -> bytes:
+    def prediction_file(
+        self, outputs: np.ndarray, split: Any, examples: Examples, suffix: str, columns: Mapping[str, list[Any]]
+    ) -> bytes:
         """Return the vectors as a file: ``.npy``, or ``.parquet`` with one column of lists for each column of texts.
 
         The array is float32, (N, C); with several columns of texts it is (N, columns, C).
