@@ -218,6 +218,17 @@ def similar_file(path: Path) -> Path | None:
     return next((path.with_name(name) for name in difflib.get_close_matches(path.name, names, 1, 0.8)), None)
 
 
+def require_file(key: str, path: Path) -> None:
+    """Raise a UserError that names a similar file, or those of a folder, if ``path`` is no file."""
+    if path.is_dir():
+        files = ", ".join(sorted(file.name for file in path.iterdir() if file.is_file())[:5])
+        raise UserError(key, path, "is a folder", f"Name one of its files: {files}" if files else "It holds no file.")
+    if not path.is_file():
+        problem = "is not a file that can be read" if path.exists() else "there is no such file"
+        similar = similar_file(path)
+        raise UserError(key, path, problem, f"Did you mean {similar}?" if similar and similar != path else "")
+
+
 def message_and_exit_code(error: BaseException) -> tuple[str, int]:
     """Return the message to print for an error, in one or two lines, and the exit code."""
     if isinstance(error, KeyboardInterrupt):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from distill_runner.common.errors import UserError, format_typed, override, quantity, similar_file
+from distill_runner.common.errors import UserError, format_typed, override, quantity, require_file
 from distill_runner.common.schema import validate_config
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.content import column_names, read_columns
@@ -71,7 +71,7 @@ class ModelFolder:
         """
         run, options = Path(name), options or {}
         if data is not None:
-            require_file(data)
+            require_table("--data", data)
             labeled = {"train": NO_SPLIT, "validation": {VALIDATION: "train"}, "test": {}}
             options = {"dataset": str(data), "config": None, "revision": None, **labeled, **options}
         if (run / "model" / "config.json").is_file() or (run / "config.yaml").is_file():
@@ -154,7 +154,7 @@ class ModelFolder:
         Raises:
             UserError: the file cannot be read.
         """
-        require_file(file)
+        require_table("file", file)
         if encoding is not None and not is_text_encoding(encoding):
             raise UserError("--encoding", encoding, "there is no such encoding of text", "Such as cp1252 or utf-16.")
         if self.task.unread_files:
@@ -190,19 +190,12 @@ class ModelFolder:
             raise UserError("file", file, error.problem, remedy) from error
 
 
-def require_file(file: Path) -> None:
-    """Check that a file of examples can be read.
-
-    Raises:
-        UserError: it cannot.
-    """
-    if not file.is_file():
-        problem = "is not a file that can be read" if file.exists() else "there is no such file"
-        similar = similar_file(file)
-        raise UserError("file", file, problem, f"Did you mean {similar}?" if similar else "")
+def require_table(key: str, file: Path) -> None:
+    """Raise a UserError if ``file`` is no file of examples that can be read."""
+    require_file(key, file)
     if not file_format(file):
         remedy = OTHER_FORMATS.get(file.suffix.lower(), f"Known: {FORMAT_NAMES}.")
-        raise UserError("file", file, "is of a format that is not read", remedy)
+        raise UserError(key, file, "is of a format that is not read", remedy)
 
 
 def _task_of_run(folder: Path, options: Mapping[str, Any]) -> "Task":

@@ -22,7 +22,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, quantity, similar_file, suggestion
+from distill_runner.common.errors import UserError, quantity, require_file, suggestion
 from distill_runner.common.terminal import markdown_table
 from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.metrics import (
@@ -141,9 +141,7 @@ def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
     Raises:
         UserError: the file cannot be read, or could be read in several ways.
     """
-    if not file.is_file():
-        similar = similar_file(file)
-        raise UserError(key, file, "there is no such file", f"Did you mean {similar}?" if similar else "")
+    require_file(key, file)
     try:
         return _parse(file, key, classes)
     except (ValueError, TypeError, IndexError) as error:

@@ -314,7 +314,10 @@ def _check_columns(data: Dataset, split: str, available: list[str], required: Ma
 
 
 def _empty_split(data: Dataset, split: str, origin: str) -> UserError:
-    return UserError(data.split_key(split), split, f"the split is empty ({origin})", "Download or write it again.")
+    key, value = data.split_key(split), split
+    if Path(data.dataset).is_file():
+        key, value = f"{data.key}.dataset", data.dataset
+    return UserError(key, value, f"the split is empty ({origin})", "Download or write it again.")
 
 
 def listed_names(names: Sequence[str]) -> str:
