@@ -35,7 +35,6 @@ from distill_runner.common.seeds import seed_all
 from distill_runner.datasets.image_splits import ImageSplit, augment_images
 from distill_runner.datasets.images import Augment
 from distill_runner.methods.config import parse_method
-from distill_runner.methods.outputs import cross_entropy
 from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.models.images import CifarResNet, CifarResNetConfig
 from distill_runner.tasks import make_task
@@ -121,7 +120,7 @@ def loop(
                 teacher_logits = teacher(pictures).logits
             logits = student(pictures).logits
         soft = TEMPERATURE**2 * divergence(logits.float(), teacher_logits.float(), TEMPERATURE)
-        loss = 0.5 * cross_entropy(logits.float(), labels) + 0.5 * soft
+        loss = 0.5 * torch.nn.functional.cross_entropy(logits.float(), labels) + 0.5 * soft
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

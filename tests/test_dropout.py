@@ -79,8 +79,8 @@ def test_rows_that_are_read_have_the_zeros_of_the_whole(tokens: TokenSplit) -> N
 def test_padding_behind_the_tokens_changes_no_zero(tokens: TokenSplit) -> None:
     """A head of questions reads all real tokens of a pack that bf16 rounds up."""
     batch = batch_of(tokens, list(range(3)))
-    padded = replace(batch, positions=torch.cat([batch.positions, torch.arange(7)]))
-    ones = torch.ones(batch.num_tokens, 8)
+    padded, ones = batch.round_up(), torch.ones(batch.num_tokens, 8)
+    assert padded.num_tokens > batch.num_tokens
     assert torch.equal(
         DropoutMasks(1, padded).drop_features(ones, 0.5, 0), DropoutMasks(1, batch).drop_features(ones, 0.5, 0)
     )

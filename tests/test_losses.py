@@ -16,7 +16,7 @@ from distill_runner.methods.hidden_states import (
     normalized_mean_squared_error,
     normalized_squared_distance,
 )
-from distill_runner.methods.outputs import cross_entropy, soft_cross_entropy, squared_error
+from distill_runner.methods.outputs import soft_cross_entropy, squared_error
 
 Array = NDArray[np.float64]
 
@@ -32,13 +32,6 @@ def softmax(logits: Array) -> Array:
 
 def unit(states: Array) -> Array:
     return states / np.sqrt((states**2).sum(axis=-1, keepdims=True))
-
-
-LABELS = torch.tensor([0, 2, 1, 2, 0])
-
-
-def reference_cross_entropy(logits: Array, labels: Array) -> float:
-    return float(np.mean([-np.log(softmax(row)[label]) for row, label in zip(logits, labels, strict=True)]))
 
 
 def reference_soft_cross_entropy(student: Array, teacher: Array) -> float:
@@ -67,7 +60,6 @@ def reference_entropy(weights: Array) -> float:
 
 soft_at_5 = partial(soft_cross_entropy, temperature=5.0)
 CASES = [
-    pytest.param(cross_entropy, reference_cross_entropy, (numbers(5, 3), LABELS), id="ce"),
     pytest.param(soft_at_5, reference_soft_cross_entropy, (numbers(5, 3), numbers(5, 3, seed=1)), id="kd"),
     pytest.param(squared_error, reference_squared_error, (numbers(5, 1), numbers(5, seed=1)), id="regression"),
     pytest.param(
@@ -102,12 +94,6 @@ def test_equals_the_float64_reference(
 def test_gradient(loss: Callable[..., Tensor], reference: Callable[..., float], inputs: tuple[Tensor, ...]) -> None:
     leaves = tuple(x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs)
     assert torch.autograd.gradcheck(loss, leaves)
-
-
-def test_cross_entropy_by_hand() -> None:
-    # Softmax of (ln 3, 0) is (3/4, 1/4).
-    logits = torch.tensor([[math.log(3), 0.0], [math.log(3), 0.0]])
-    assert cross_entropy(logits, torch.tensor([0, 1])).item() == pytest.approx((math.log(4 / 3) + math.log(4)) / 2)
 
 
 def test_soft_cross_entropy_by_hand() -> None:

@@ -167,10 +167,13 @@ class Batch(AnyBatch):
         """Number of tokens of each sequence, (B,)."""
         return torch.diff(self.starts, append=self.starts.new_full((1,), self.num_tokens))
 
-    def means(self, states_TH: Tensor) -> Tensor:
-        """Return the mean of the states of each sequence's tokens, (B, H)."""
+    def means(self, states_TH: Tensor, skipped_B: Tensor | None = None) -> Tensor:
+        """Return the mean of the states of each sequence's tokens, (B, H), without the first ``skipped_B`` ones."""
         lengths_B, sequences = self.sequence_lengths, torch.arange(self.size, device=states_TH.device)
         sequence_T = sequences.repeat_interleave(lengths_B, output_size=self.num_tokens)
+        if skipped_B is not None:
+            states_TH = states_TH * (self.positions >= skipped_B[sequence_T])[:, None]
+            lengths_B = lengths_B - skipped_B
         sums_BH = states_TH.new_zeros(self.size, states_TH.shape[1]).index_add(0, sequence_T, states_TH)
         return sums_BH / lengths_B[:, None]
 
@@ -240,9 +243,8 @@ class DropoutMasks:
     """Dropout masks of one batch, for the ``seed`` of its update; probabilities are rounded to 1/65536."""
 
     def __init__(self, seed: int, batch: Batch) -> None:
-        lengths = torch.diff(batch.starts, append=batch.starts.new_tensor([len(batch.positions)]))
         examples = split_mix(batch.index * GOLDEN + seed)
-        self.tokens = split_mix(examples.repeat_interleave(lengths) + batch.positions * GOLDEN)
+        self.tokens = split_mix(examples.repeat_interleave(batch.sequence_lengths) + batch.positions * GOLDEN)
         self.starts = batch.starts
 
     @classmethod

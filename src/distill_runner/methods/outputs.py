@@ -16,37 +16,29 @@ from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.batches import Batch, Unit
 
 
-def cross_entropy(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
-    """Cross entropy with class indices (ALP-KD Eq. 1, but with the mean over the examples instead of the sum)."""
-    return functional.cross_entropy(logits_BC, labels_B)
-
-
-def weighted_mean(values_O: Tensor, batch: Batch | None) -> Tensor:
-    """Return the mean over outputs, each times the weight of its example if the batch has weights.
+def weighted_mean(values_O: Tensor, weights_O: Tensor | None = None) -> Tensor:
+    """Return the mean over outputs, or over examples, each times its weight if there are weights.
 
     It is not divided by the weights of the batch, so that the batches of an update add up to the update's loss.
     """
-    if batch is None or batch.output_weights is None:
-        return values_O.mean()
-    return (values_O * batch.output_weights.to(values_O)).mean()
+    return (values_O if weights_O is None else values_O * weights_O.to(values_O)).mean()
 
 
 def soft_cross_entropy(
-    student_BC: Tensor, teacher_BC: Tensor, temperature: float, batch: Batch | None = None
+    student_OC: Tensor, teacher_OC: Tensor, temperature: float, weights_O: Tensor | None = None
 ) -> Tensor:
     """Cross entropy between the softmax outputs of teacher and student, both at temperature T (ALP-KD Eq. 2).
 
     The cross entropy differs from the KL divergence only by the teacher's entropy, so the gradient is the same.
-    ``batch`` may have weights of the examples.
     """
-    teacher = functional.softmax(teacher_BC / temperature, dim=-1)
-    student = functional.log_softmax(student_BC / temperature, dim=-1)
-    return -weighted_mean((teacher * student).sum(dim=-1), batch)
+    teacher = functional.softmax(teacher_OC / temperature, dim=-1)
+    student = functional.log_softmax(student_OC / temperature, dim=-1)
+    return -weighted_mean((teacher * student).sum(dim=-1), weights_O)
 
 
-def squared_error(outputs_B1: Tensor, targets_B: Tensor, batch: Batch | None = None) -> Tensor:
-    """Squared error of a regression head's single output, mean over the examples, which may have weights."""
-    return weighted_mean((outputs_B1.squeeze(-1) - targets_B).square(), batch)
+def squared_error(outputs_O1: Tensor, targets_O: Tensor, weights_O: Tensor | None = None) -> Tensor:
+    """Squared error of a regression head's single output, (weighted) mean over the outputs."""
+    return weighted_mean((outputs_O1.squeeze(-1) - targets_O).square(), weights_O)
 
 
 class Outputs(ABC):
@@ -88,7 +80,8 @@ class Outputs(ABC):
             reduction: sum or mean over the C numbers of an output.
         """
         error_OC = (student_OC - target_OC).square()
-        loss = error_OC.mean() if batch.output_weights is None else weighted_mean(error_OC.mean(-1), batch)
+        weights = batch.output_weights
+        loss = error_OC.mean() if weights is None else weighted_mean(error_OC.mean(-1), weights)
         return loss * target_OC.shape[-1] if reduction == "sum" else loss
 
     @abstractmethod
@@ -113,23 +106,24 @@ class Classes(Outputs):
         self.weights_on = dict[torch.device, Tensor]()  # an update that a GPU records must not copy them
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
+        """Return the cross entropy (ALP-KD Eq. 1, but with the mean over the outputs instead of the sum)."""
         if self.weights is None and batch.output_weights is None:
-            return cross_entropy(logits_OC, batch.gold)
+            return functional.cross_entropy(logits_OC, batch.gold)
         loss_O = functional.cross_entropy(logits_OC, batch.gold, reduction="none")
         if self.weights is not None:
             if logits_OC.device not in self.weights_on:
                 self.weights_on[logits_OC.device] = torch.tensor(self.weights, device=logits_OC.device)
             loss_O = loss_O * self.weights_on[logits_OC.device].to(logits_OC)[batch.gold]
-        return weighted_mean(loss_O, batch)
+        return weighted_mean(loss_O, batch.output_weights)
 
     def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
-        return soft_cross_entropy(student_OC, teacher_OC, temperature, batch)
+        return soft_cross_entropy(student_OC, teacher_OC, temperature, batch.output_weights)
 
     def soft_label_divergence(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
         """Return the KL divergence. It is summed by class, since the two cross entropies nearly cancel."""
         student, teacher = (functional.log_softmax(side / temperature, dim=-1) for side in (student_OC, teacher_OC))
         shares = functional.softmax(teacher_OC / temperature, dim=-1)
-        return weighted_mean((shares * (teacher - student)).sum(dim=-1), batch)
+        return weighted_mean((shares * (teacher - student)).sum(dim=-1), batch.output_weights)
 
     def num_summed_classes(self, logits_OC: Tensor) -> int:
         return logits_OC.shape[-1]
@@ -169,7 +163,7 @@ def label_set_loss(logits_OC: Tensor, targets_OC: Tensor, batch: Batch) -> Tenso
     if batch.output_weights is None:
         return functional.binary_cross_entropy_with_logits(logits_OC, targets_OC)
     loss_OC = functional.binary_cross_entropy_with_logits(logits_OC, targets_OC, reduction="none")
-    return weighted_mean(loss_OC.mean(-1), batch)
+    return weighted_mean(loss_OC.mean(-1), batch.output_weights)
 
 
 class LabelSets(Outputs):
@@ -199,11 +193,11 @@ class Score(Outputs):
     has_temperature = False
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
-        return squared_error(logits_OC, batch.gold, batch)
+        return squared_error(logits_OC, batch.gold, batch.output_weights)
 
     def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
         """Return the squared error between the two outputs. ALP-KD gives a T for STS-B, which has no effect here."""
-        return squared_error(student_OC, teacher_OC.squeeze(-1), batch)
+        return squared_error(student_OC, teacher_OC.squeeze(-1), batch.output_weights)
 
     def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         return torch.stack([one * weight for one, weight in zip(logits, weights, strict=True)]).sum(0)

@@ -18,7 +18,7 @@ from distill_runner.common.errors import UserError, error_context, override
 from distill_runner.common.schema import Assumption
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
-from distill_runner.methods.outputs import Outputs, cross_entropy, require_classes, standardized, weighted_mean
+from distill_runner.methods.outputs import Outputs, require_classes, standardized, weighted_mean
 from distill_runner.methods.schedules import EpochsPerStep
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
@@ -81,9 +81,9 @@ class NextSentence(LossTerm):
         assert student.next_sentence is not None
         assert batch.is_next is not None
         if batch.example_weights is None:
-            return cross_entropy(student.next_sentence, batch.is_next)
+            return functional.cross_entropy(student.next_sentence, batch.is_next)
         losses_B = functional.cross_entropy(student.next_sentence, batch.is_next, reduction="none")
-        return (losses_B * batch.example_weights.to(losses_B)).mean()
+        return weighted_mean(losses_B, batch.example_weights)
 
 
 class PredictionTerm(LossTerm):
@@ -261,25 +261,22 @@ def decoupled_divergences(
     return target_O, (p_others_OC.exp() * (p_others_OC - others_OC)).sum(-1)
 
 
-def correlation_over_classes(student_OC: Tensor, teacher_OC: Tensor, batch: Batch | None = None) -> Tensor:
-    """1 minus Pearson's correlation over the classes of each output, 0 to 2; mean over the outputs (DIST, Eq. 6).
-
-    ``batch`` may have weights of the examples.
-    """
+def correlation_over_classes(student_OC: Tensor, teacher_OC: Tensor, weights_O: Tensor | None = None) -> Tensor:
+    """1 minus Pearson's correlation over the classes of each output, 0 to 2; mean over the outputs (DIST, Eq. 6)."""
     one, other = (values - values.mean(1, keepdim=True) for values in (student_OC, teacher_OC))
-    return weighted_mean(1 - functional.cosine_similarity(one, other, dim=1), batch)
+    return weighted_mean(1 - functional.cosine_similarity(one, other, dim=1), weights_O)
 
 
-def correlation_over_outputs(student_OC: Tensor, teacher_OC: Tensor, batch: Batch | None = None) -> Tensor:
+def correlation_over_outputs(student_OC: Tensor, teacher_OC: Tensor, weights_O: Tensor | None = None) -> Tensor:
     """1 minus Pearson's correlation over the outputs of each class, 0 to 2; mean over the classes (DIST, Eq. 7).
 
     With weights of the examples it is the weighted correlation: the sums over outputs in the two means, in the two
     variances and in the covariance have the weights. An example of weight n then counts as n equal examples.
     """
-    if batch is None or batch.output_weights is None:
+    if weights_O is None:
         one, other = (values - values.mean(0, keepdim=True) for values in (student_OC, teacher_OC))
     else:
-        weights_O1 = batch.output_weights.to(student_OC)[:, None]
+        weights_O1 = weights_O.to(student_OC)[:, None]
         shares_O1 = weights_O1 / weights_O1.sum().clamp_min(torch.finfo(student_OC.dtype).tiny)
         one, other = (
             (values - (shares_O1 * values).sum(0, keepdim=True)) * shares_O1.sqrt()
@@ -316,7 +313,7 @@ class DecoupledSoftLabels(PredictionTerm):
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         parts = decoupled_divergences(student.logits_OC, teacher.logits_OC, batch.gold, self.temperature)
-        target, others = (weighted_mean(part, batch) for part in parts)
+        target, others = (weighted_mean(part, batch.output_weights) for part in parts)
         self.diagnostics = {"target": target.detach(), "others": others.detach()}
         return (self.alpha * target + self.beta * others) * (self.temperature**2 if self.scale_by_t2 else 1)
 
@@ -348,7 +345,8 @@ class CorrelatedSoftLabels(PredictionTerm):
         scale_by_t2: bool = True,
     ) -> None:
         super().__init__()
-        self.weights, self.temperature, self.scale_by_t2 = (over_classes, over_examples), temperature, scale_by_t2
+        self.over_classes, self.over_examples = over_classes, over_examples
+        self.temperature, self.scale_by_t2 = temperature, scale_by_t2
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
         require_classes(outputs, ".term", "correlated_soft_labels")
@@ -357,8 +355,8 @@ class CorrelatedSoftLabels(PredictionTerm):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         both = student.logits_OC, teacher.logits_OC
         one, other = ((logits.double() / self.temperature).softmax(-1) for logits in both)
-        over_classes = correlation_over_classes(one, other, batch)
-        over_examples = correlation_over_outputs(one, other, batch)
+        over_classes = correlation_over_classes(one, other, batch.output_weights)
+        over_examples = correlation_over_outputs(one, other, batch.output_weights)
         self.diagnostics = {"over_classes": over_classes.detach(), "over_examples": over_examples.detach()}
-        loss = (self.weights[0] * over_classes + self.weights[1] * over_examples).to(student.logits_OC.dtype)
+        loss = (self.over_classes * over_classes + self.over_examples * over_examples).to(student.logits_OC.dtype)
         return loss * (self.temperature**2 if self.scale_by_t2 else 1)

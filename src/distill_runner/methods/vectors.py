@@ -15,7 +15,7 @@ from distill_runner.common.errors import UserError, override
 from distill_runner.common.schema import Assumption
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LossTerm, Progress
-from distill_runner.methods.outputs import Outputs
+from distill_runner.methods.outputs import Outputs, weighted_mean
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 Distance = Literal["squared", "cosine"]
@@ -33,7 +33,7 @@ def vector_distance(
         losses_B = (student_BC - teacher_BC).square().sum(-1)
     else:
         losses_B = 1 - functional.cosine_similarity(student_BC, teacher_BC, dim=-1)
-    return (losses_B if weights_B is None else losses_B * weights_B.to(losses_B)).mean()
+    return weighted_mean(losses_B, weights_B)
 
 
 def similarity_kl(

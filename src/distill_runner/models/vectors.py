@@ -183,18 +183,12 @@ class SentenceEncoder(nn.Module):
 
     def pool(self, h_TH: Tensor, batch: Batch) -> Tensor:
         """Return the pooled states (B, H) of packed texts, in float32 at least, from the states of all their tokens."""
-        lengths_B = batch.sequence_lengths
         skipped_B = None if self.modules_after.include_prompt else batch.skipped
         if self.modules_after.pooling == "last":
-            return h_TH.index_select(0, batch.starts + lengths_B - 1)
+            return h_TH.index_select(0, batch.starts + batch.sequence_lengths - 1)
         if self.modules_after.pooling == "cls":
             return h_TH.index_select(0, batch.starts if skipped_B is None else batch.starts + skipped_B)
-        h_TH = h_TH.to(torch.promote_types(h_TH.dtype, torch.float32))
-        texts = torch.arange(batch.size, device=h_TH.device)
-        text_T = texts.repeat_interleave(lengths_B, output_size=batch.num_tokens)
-        if skipped_B is not None:
-            h_TH, lengths_B = h_TH * (batch.positions >= skipped_B[text_T])[:, None], lengths_B - skipped_B
-        return h_TH.new_zeros(batch.size, h_TH.shape[1]).index_add(0, text_T, h_TH) / lengths_B[:, None]
+        return batch.means(h_TH.to(torch.promote_types(h_TH.dtype, torch.float32)), skipped_B)
 
 
 # Folders of sentence-transformers

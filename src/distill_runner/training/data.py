@@ -269,12 +269,11 @@ class CorpusData(TextData):
 
     def _masked(self, batch: Batch, epoch: int) -> Batch:
         """Return ``batch`` with some tokens masked; the labels are the original tokens."""
-        lengths = np.diff(batch.starts.numpy(), append=len(batch.input_ids))
         masked, labels = mask_tokens(
             batch.input_ids,
             torch.isin(batch.input_ids, self.special),
             batch.starts,
-            mask_draws(self.seed, epoch, batch.index.tolist(), lengths.tolist()),
+            mask_draws(self.seed, epoch, batch.index.tolist(), batch.sequence_lengths.tolist()),
             self.mask_id,
             self.vocab_size,
             self.corpus.mask_probability,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distill_runner.datasets.batches import Batch, Unit
-from distill_runner.methods.outputs import Outputs
+from distill_runner.methods.outputs import Outputs, weighted_mean
 
 Reduction = Literal["mean", "sum"]
 
@@ -43,7 +43,7 @@ def span_cross_entropy(logits_T2: Tensor, bounds: Tensor, labels_B2: Tensor, wei
         weights_B: weights of the windows.
     """
     log_T2 = segment_log_softmax(logits_T2, bounds)
-    return _mean(-log_T2.gather(0, bounds[:-1, None] + labels_B2).mean(-1), weights_B)
+    return weighted_mean(-log_T2.gather(0, bounds[:-1, None] + labels_B2).mean(-1), weights_B)
 
 
 def soft_span_cross_entropy(
@@ -66,7 +66,7 @@ def soft_span_cross_entropy(
     student_log_probs_T2 = segment_log_softmax(student_T2 / temperature, bounds)
     loss_T = -(teacher_probs_T2 * student_log_probs_T2).sum(-1)
     loss_B = loss_T.new_zeros(len(bounds) - 1).index_add(0, window_index(bounds, len(loss_T)), loss_T)
-    return _mean(loss_B, weights_B) / (2 if over_ends == "mean" else 1)
+    return weighted_mean(loss_B, weights_B) / (2 if over_ends == "mean" else 1)
 
 
 def span_squared_error(
@@ -81,11 +81,7 @@ def span_squared_error(
     """
     error_T = (student_T2 - target_T2).square().mean(dim=-1)
     total_B = error_T.new_zeros(len(bounds) - 1).index_add(0, window_index(bounds, len(error_T)), error_T)
-    return _mean(total_B / bounds.diff() if over_tokens == "mean" else total_B, weights_B)
-
-
-def _mean(values_B: Tensor, weights_B: Tensor | None) -> Tensor:
-    return (values_B if weights_B is None else values_B * weights_B.to(values_B)).mean()
+    return weighted_mean(total_B / bounds.diff() if over_tokens == "mean" else total_B, weights_B)
 
 
 class Spans(Outputs):
@@ -101,8 +97,7 @@ class Spans(Outputs):
         self.soft_ends = soft_ends
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
-        assert batch.labels is not None
-        return span_cross_entropy(logits_OC, _bounds(batch), batch.labels, batch.example_weights)
+        return span_cross_entropy(logits_OC, _bounds(batch), batch.gold, batch.example_weights)
 
     def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
         sides = student_OC, teacher_OC, _bounds(batch)
