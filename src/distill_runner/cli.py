@@ -14,7 +14,7 @@ from distill_runner.commands.parser import run_subcommand, subcommand_of
 from distill_runner.common.errors import TrainingError, UserError, message_and_exit_code
 from distill_runner.common.files import resource_error
 from distill_runner.common.process import environment_variable, num_launched, output_error, protect_output
-from distill_runner.common.terminal import wrapped
+from distill_runner.common.terminal import fitted
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -37,8 +37,7 @@ def main() -> None:
             if not is_known or (show_traceback and isinstance(error, Exception)):
                 raise
             text, code = message_and_exit_code(shown_error)
-            lines = text.splitlines()
-            print("\n".join(map(wrapped, lines) if sys.stderr.isatty() else lines), file=sys.stderr)
+            print(fitted(text, sys.stderr), file=sys.stderr)
     if problem := output_error():
         print(f"standard output: {problem}", file=sys.stderr)
         code = code or 1

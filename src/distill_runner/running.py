@@ -56,13 +56,13 @@ from distill_runner.report.result import (
     run_result,
     scores_of_teacher,
     stage_assumptions,
+    validation_outputs,
 )
 from distill_runner.tasks.classification import MAX_CLASSES
 from distill_runner.tasks.task_splits import OPTIONAL
 from distill_runner.tracking.trackers import Tracker, open_tracker
 from distill_runner.training.devices import available_cpus, run_errors
 from distill_runner.training.history import Log
-from distill_runner.training.train import PREDICTIONS
 
 log = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ class _Run:
             return {"status": "done", "key": self.stage.key, **self.description}
         result = run_result(self.config, self.stage, self.pipeline, folder)
         result["assumptions"] = [*self._assumptions_of_files(), *result["assumptions"]]
-        account, scores = self._account(is_new), [*self._score_lines(artifact)]
+        account, scores = self._account(is_new), [*self._score_lines()]
         scores += self._class_lines(result["by_class"])
         log_account(scores if is_new else [*account, *scores])
         result["account"] = [
@@ -305,19 +305,17 @@ class _Run:
             for line in (*account, *scores)
         ]
         write_card(folder / "model", result)
-        self._save_outputs(artifact)
+        self._save_outputs()
         write_json(folder / RESULT, result)
         print(result_row(result))
         return result
 
-    def _score_lines(self, artifact: Path) -> Iterator[AccountLine]:
+    def _score_lines(self) -> Iterator[AccountLine]:
         """Yield the line on validation splits whose predictions would surprise, or whose metrics are not defined."""
         if (task := self.stage.config.task) is None:
             return
         warnings, undefined = list[str](), dict[str, dict[str, str]]()
-        for name, split_name in task.validation.items():
-            outputs = np.load(artifact / PREDICTIONS.format(name))
-            split = self.pipeline.inputs.split(self.stage, split_name)
+        for name, (outputs, split) in validation_outputs(self.stage, self.pipeline).items():
             warnings += [f"{name}: {warning}" for warning in task.prediction_warnings(outputs, split)]
             scores = task.score(outputs, split)
             reasons = {metric: score.reason for metric, score in scores.items() if isinstance(score, Undefined)}
@@ -336,7 +334,7 @@ class _Run:
             ]
             yield AccountLine("classes", f"F1 x 100 and number in {split}: {', '.join(classes)}")
 
-    def _save_outputs(self, artifact: Path) -> None:
+    def _save_outputs(self) -> None:
         """Save predictions on the validation and test splits, for paired tests, and the first split's pictures."""
         if (task := self.stage.config.task) is None:
             return
@@ -345,9 +343,7 @@ class _Run:
             file.unlink()
         for name, split in self._tests.splits.items():
             task.save_predictions(self.folder / TEST_PREDICTIONS.replace("*", name), self._tests.outputs(name), split)
-        for number, (name, split_name) in enumerate(task.validation.items()):
-            outputs = np.load(artifact / PREDICTIONS.format(name))
-            split = self.pipeline.inputs.split(self.stage, split_name)
+        for number, (name, (outputs, split)) in enumerate(validation_outputs(self.stage, self.pipeline).items()):
             task.save_predictions(self.folder / f"predictions-{name}.npz", outputs, split)
             if number == 0:
                 task.save_pictures(self.folder / PICTURES, self._first_examples(), outputs, split)

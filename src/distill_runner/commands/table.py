@@ -10,21 +10,11 @@ from textwrap import fill
 from distill_runner.commands.parser import write_file
 from distill_runner.common.errors import UserError
 from distill_runner.common.terminal import WIDTH, output_width
+from distill_runner.report import formats
 from distill_runner.report.collect import Result, select_results
 from distill_runner.report.compare import Comparison, compare, optimism
 from distill_runner.report.figures import comparison_figure, curve_figure, drawable, save, score_figure, write_pictures
 from distill_runner.report.file_comparison import compare_files, methods_of
-from distill_runner.report.formats import (
-    as_csv,
-    as_mapping,
-    as_markdown,
-    default_comparisons,
-    html,
-    latex,
-    markdown,
-    sentence,
-    terminal,
-)
 from distill_runner.report.frame import ResultTable, tabulate
 
 
@@ -43,14 +33,14 @@ def show_table(options: Namespace) -> None:
         return
     table = tabulate(results, options.split)
     comparisons = [*optimism(table), *compare(table, *options.compare, margin=options.margin)]
-    formats = {
-        "terminal": lambda: terminal(table, comparisons, WIDTH if options.out else output_width()) + "\n",
-        "markdown": lambda: markdown(table, comparisons),
-        "csv": lambda: as_csv(table),
-        "latex": lambda: latex(table, comparisons),
-        "html": lambda: _page(results, table, comparisons or default_comparisons(table), options),
+    writers = {
+        "terminal": lambda: formats.terminal(table, comparisons, WIDTH if options.out else output_width()) + "\n",
+        "markdown": lambda: formats.markdown(table, comparisons),
+        "csv": lambda: formats.as_csv(table),
+        "latex": lambda: formats.latex(table, comparisons),
+        "html": lambda: _page(results, table, comparisons or formats.default_comparisons(table), options),
     }
-    _print_or_write(formats[options.format](), options.out)
+    _print_or_write(writers[options.format](), options.out)
 
 
 def show_comparison(options: Namespace) -> None:
@@ -64,8 +54,9 @@ def show_comparison(options: Namespace) -> None:
         if options.gold is None:
             raise UserError("--predictions", None, "needs the labels of the examples", "Add --gold gold.csv.")
         by_method, names = methods_of(options.predictions), [*filter(None, map(str.strip, options.labels.split(",")))]
-        settings = options.margin, options.looks, options.metric, options.type, names
-        files = compare_files(by_method, options.gold, *settings)
+        files = compare_files(
+            by_method, options.gold, options.margin, options.looks, options.metric, options.type, names
+        )
         comparisons = files.comparisons
     elif not options.rows:
         raise UserError("compare", None, "needs rows of the table, or files", "distill-run compare alp rkd")
@@ -80,14 +71,14 @@ def show_comparison(options: Namespace) -> None:
     if options.format == "picture":
         save(comparison_figure(comparisons), _picture(options.out))
         return
-    formats = {
-        "terminal": lambda: "\n".join(fill(sentence(one), width, subsequent_indent="  ") for one in comparisons) + "\n",
-        "markdown": lambda: as_markdown(comparisons),
-        "json": lambda: json.dumps(files.as_json() if files else [*map(as_mapping, comparisons)], indent=1) + "\n",
-    }
-    text = formats[options.format]()
-    text = files.as_text(text) if files and options.format != "json" else text
-    _print_or_write(text, options.out)
+    if options.format == "json":
+        content = files.as_json() if files else [*map(formats.as_mapping, comparisons)]
+        _print_or_write(json.dumps(content, indent=1) + "\n", options.out)
+        return
+    text = formats.as_markdown(comparisons)
+    if options.format == "terminal":
+        text = "\n".join(fill(formats.sentence(one), width, subsequent_indent="  ") for one in comparisons) + "\n"
+    _print_or_write(files.as_text(text) if files else text, options.out)
 
 
 def draw_curves(options: Namespace) -> None:
@@ -103,7 +94,7 @@ def draw_curves(options: Namespace) -> None:
 def _page(results: Sequence[Result], table: ResultTable, comparisons: Sequence[Comparison], options: Namespace) -> str:
     with TemporaryDirectory() as folder:
         pictures = write_pictures(results, Path(folder))
-        return html(table, "distill-run", comparisons, [*pictures, *options.picture])
+        return formats.html(table, "distill-run", comparisons, [*pictures, *options.picture])
 
 
 def _picture(file: Path | None) -> Path:

@@ -70,28 +70,22 @@ def hub_error(error: Exception, repo_type: RepoType, name: str, revision: str | 
     Raises:
         OSError: ``error`` was caused by a full disk.
     """
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors
 
     if isinstance(error, HubError):
         return error
     for cause in causes(error):
-        if isinstance(cause, GatedRepoError):
-            page = f"https://huggingface.co/{'datasets/' * (repo_type == 'dataset')}{name}"
+        if isinstance(cause, errors.GatedRepoError):
+            page = f"https://huggingface.co/{'datasets/' if repo_type == 'dataset' else ''}{name}"
             problem = "is gated: you must accept its terms and log in to download it"
             return HubError(problem, f"Accept at {page}, then: hf auth login")
-        if isinstance(cause, RevisionNotFoundError):
+        if isinstance(cause, errors.RevisionNotFoundError):
             return HubError(f"has no revision '{revision}'", "Its branches, tags and commits are on the hub's page.")
-        if isinstance(cause, RepositoryNotFoundError | HFValidationError):
+        if isinstance(cause, errors.RepositoryNotFoundError | errors.HFValidationError):
             return HubError(f"neither a folder here nor a {repo_type} on the hub")
         if isinstance(cause, OSError) and cause.errno in DISK_FULL:
             raise cause
-        if isinstance(cause, HfHubHTTPError):
+        if isinstance(cause, errors.HfHubHTTPError):
             status = cause.response.status_code
             reason = " (its rate limit is reached)" if status == 429 else ""
             return HubError(f"the hub answers {status}{reason}", "Repeat the command later.", True)
@@ -106,11 +100,11 @@ def with_retries(request: Callable[[], Value]) -> Value:
     ``huggingface_hub`` itself repeats some of its requests only: not the look-up of a revision, nor a file at a 5xx
     status or a reset connection.
     """
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import errors
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     def is_temporary(cause: BaseException) -> bool:
-        if isinstance(cause, HfHubHTTPError):
+        if isinstance(cause, errors.HfHubHTTPError):
             return cause.response.status_code in TEMPORARY_STATUSES
         return isinstance(cause, httpx.ReadError | httpx.RemoteProtocolError)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 from distill_runner.common.files import without_secrets
 
@@ -28,9 +28,14 @@ def output_width() -> int:
     return terminal_width() if sys.stdout.isatty() else WIDTH
 
 
+def fitted(text: str, stream: TextIO) -> str:
+    """Return lines for a stream: on a terminal as wide as it is, and else as they are."""
+    return "\n".join(map(wrapped, text.splitlines())) if stream.isatty() else text
+
+
 def show(text: str) -> None:
     """Print lines, on a terminal as wide as it is."""
-    print("\n".join(map(wrapped, text.splitlines())) if sys.stdout.isatty() else text)
+    print(fitted(text, sys.stdout))
 
 
 def wrapped(line: str) -> str:
@@ -49,8 +54,7 @@ class WrappingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = without_secrets(super().format(record))
-        is_shown = sys.stderr.isatty() and not self.usesTime()
-        return "\n".join(map(wrapped, text.splitlines())) if is_shown else text
+        return text if self.usesTime() else fitted(text, sys.stderr)
 
 
 class Stages(AbstractContextManager["Stages"]):

@@ -145,7 +145,7 @@ def _no_such_key(key: str) -> UserError:
     if owners:
         names = [override(*owner.split("=")) if "=" in owner else owner for owner in owners[:5]]
         remedy = reduce(lambda text, name: text + " or " + name, names[1:], "It belongs to " + names[0])
-        remedy += " or others" * (len(owners) > 5)
+        remedy += " or others" if len(owners) > 5 else ""
         return UserError(key, None, "the chosen configuration has no such key", remedy)
     if name == "beta":
         return UserError(key, None, "is derived: beta = 1 - eta - lambda", "Set loss.eta and loss.lambda.")

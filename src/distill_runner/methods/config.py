@@ -15,40 +15,29 @@ from pydantic import BeforeValidator, SerializeAsAny, create_model, model_serial
 from distill_runner.common import plugins
 from distill_runner.common.errors import UserError, command, error_context, suggestion
 from distill_runner.common.schema import Schema, validate_config
-from distill_runner.methods.attention import AttentionRelationLoss, AttentionScoreLoss
+from distill_runner.methods import attention, hidden_states, predictions, vectors
 from distill_runner.methods.base import LossTerm, Method
-from distill_runner.methods.hidden_states import EmbeddingLoss, HiddenStateLoss, PooledStateLoss, TokenStateLoss
 from distill_runner.methods.outputs import Outputs
-from distill_runner.methods.predictions import (
-    CorrelatedSoftLabels,
-    DecoupledSoftLabels,
-    HardLabels,
-    LogitMatching,
-    NextSentence,
-    SoftLabels,
-    SoftLabelsPerClass,
-)
 from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
-from distill_runner.methods.vectors import MarginLoss, SimilarityLoss, VectorLoss
 from distill_runner.models.features import EncoderShape
 
 TERMS: dict[str, type[LossTerm]] = {
-    "hard_labels": HardLabels,
-    "soft_labels": SoftLabels,
-    "soft_labels_per_class": SoftLabelsPerClass,
-    "decoupled_soft_labels": DecoupledSoftLabels,
-    "correlated_soft_labels": CorrelatedSoftLabels,
-    "logit_matching": LogitMatching,
-    "hidden_states": HiddenStateLoss,
-    "attention_relations": AttentionRelationLoss,
-    "attention_scores": AttentionScoreLoss,
-    "token_states": TokenStateLoss,
-    "embeddings": EmbeddingLoss,
-    "pooled_states": PooledStateLoss,
-    "next_sentence": NextSentence,
-    "vectors": VectorLoss,
-    "similarities": SimilarityLoss,
-    "margins": MarginLoss,
+    "hard_labels": predictions.HardLabels,
+    "soft_labels": predictions.SoftLabels,
+    "soft_labels_per_class": predictions.SoftLabelsPerClass,
+    "decoupled_soft_labels": predictions.DecoupledSoftLabels,
+    "correlated_soft_labels": predictions.CorrelatedSoftLabels,
+    "logit_matching": predictions.LogitMatching,
+    "hidden_states": hidden_states.HiddenStateLoss,
+    "attention_relations": attention.AttentionRelationLoss,
+    "attention_scores": attention.AttentionScoreLoss,
+    "token_states": hidden_states.TokenStateLoss,
+    "embeddings": hidden_states.EmbeddingLoss,
+    "pooled_states": hidden_states.PooledStateLoss,
+    "next_sentence": predictions.NextSentence,
+    "vectors": vectors.VectorLoss,
+    "similarities": vectors.SimilarityLoss,
+    "margins": vectors.MarginLoss,
 }
 """Built-in terms by id. Ids are part of keys in the store: a class may move, but its id must not change."""
 SCHEDULE = "method.schedule"

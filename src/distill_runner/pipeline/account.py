@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
@@ -151,7 +151,7 @@ def corpus_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
         files += [f"and {quantity(len(account.files) - 3, 'more file', ',')}"] if len(account.files) > 3 else []
         cut = f", {account.lengths['cut']:,} cut to {corpus.max_length} tokens" if account.lengths["cut"] else ""
         text = f"{', '.join(files) or account.origin}; {account.rows:,} training examples{cut}"
-        yield AccountLine("corpus", f"{corpus.name}: {text}", tuple(account.warnings), {"train": account.to_json()})
+        yield AccountLine("corpus", f"{corpus.name}: {text}", tuple(account.warnings), {"train": asdict(account)})
 
 
 def weight_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
@@ -185,12 +185,15 @@ def folder_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
             own = [f"{name} {text!r}" for name, text in vectors.prompts.items() if text]
             rest = [f"{name} {text!r}" for name, text in folder.prompts.items() if text not in vectors.prompts.values()]
             texts += [f"vectors compared by {vectors.similarity}", f"prompts: {', '.join(own) or 'none'}"]
-            texts += [f"the folder compares them by {folder.similarity}"] * (folder.similarity != vectors.similarity)
-            texts += [f"prompts of the folder without use: {', '.join(rest)}"] * bool(rest)
+            if folder.similarity != vectors.similarity:
+                texts.append(f"the folder compares them by {folder.similarity}")
+            if rest:
+                texts.append(f"prompts of the folder without use: {', '.join(rest)}")
             if folder.max_length is not None and folder.max_length > vectors.max_length:
                 texts.append(f"texts cut at {vectors.max_length} tokens, in the folder at {folder.max_length}")
             unread = [*unread, *folder.unread_keys]
-        texts += [f"not read: {short_list(unread)}"] * bool(unread)
+        if unread:
+            texts.append(f"not read: {short_list(unread)}")
         if texts:
             yield AccountLine("folder", f"{part.name} {source.name}: {'; '.join(texts)}", (), {"unread": unread})
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, reduce
 from itertools import chain
 from pathlib import Path
@@ -116,9 +116,8 @@ class StageInputs:
                     problem = f"{changed:,} of {quantity(len(opened), 'training text', ',')} would have other tokens"
                     raise UserError(".model.vocabulary", "trim", problem, "Leave it out.")
             if stage_tokenizer is not None:
-                limit = task.num_positions if task is not None else corpus.max_length if corpus is not None else 0
-                account.lengths = length_counts(opened.lengths, cut, limit)
-            write_json(folder / ACCOUNT, account.to_json())
+                account.lengths = length_counts(opened.lengths, cut, stage.config.num_positions)
+            write_json(folder / ACCOUNT, asdict(account))
 
         folder = self.store.get(stage.split_spec(name), write)
         return task.open(folder, stage.views) if task is not None else CorpusSplit(folder)

@@ -71,10 +71,11 @@ class _Resolver:
         sources, visited = list[ModelSource](), set[int]()
         while config is not None and id(config) not in visited:
             visited.add(id(config))
-            name, ensemble = config.model.source or "", config.prediction_source
-            is_stage = name.startswith(STAGE)
-            names = ensemble.sources if ensemble is not None else [] if is_stage or not name else [name]
-            sources += map(resolve_source, names)
+            name, is_stage = config.model.source or "", (config.model.source or "").startswith(STAGE)
+            if config.prediction_source is not None:
+                sources += map(resolve_source, config.prediction_source.sources)
+            elif name and not is_stage:
+                sources.append(resolve_source(name))
             teacher = config.teacher if config.method.reads_teacher else None
             config = self.configs.get(teacher or (name.removeprefix(STAGE) if is_stage else ""))
         return sources[::-1]

@@ -13,22 +13,22 @@ from distill_runner.pipeline import status
 
 Result = Mapping[str, Any]
 """Content of ``result.json``, or of ``status.json`` for a run that has not finished."""
-TYPES: dict[Any, str] = {
-    str: "mapping attention teacher key metric stage command base_model",
-    int: "heads best_epoch epochs steps num_params",
-    float: "score teacher_score seconds examples_per_second",
-    dict[str, Any]: "student settings data test published teacher_model",
-    dict[str, float]: "metrics",
-    dict[str, str | float | bool | None]: "conditions",
-    dict[str, dict[str, Any]]: "specs",
-    list[Any]: "history assumptions labels",
-    list[dict[str, Any]]: "account",
+TYPES: dict[Any, tuple[str, ...]] = {
+    str: ("mapping", "attention", "teacher", "key", "metric", "stage", "command", "base_model"),
+    int: ("heads", "best_epoch", "epochs", "steps", "num_params"),
+    float: ("score", "teacher_score", "seconds", "examples_per_second"),
+    dict[str, Any]: ("student", "settings", "data", "test", "published", "teacher_model"),
+    dict[str, float]: ("metrics",),
+    dict[str, str | float | bool | None]: ("conditions",),
+    dict[str, dict[str, Any]]: ("specs",),
+    list[Any]: ("history", "assumptions", "labels"),
+    list[dict[str, Any]]: ("account",),
 }
 """Types of what tables and comparisons read of a result, where it is not None."""
 _FIELDS: dict[str, Any] = {
     **dict.fromkeys(("task", "method", "status"), (str, ...)),
     "seed": (int, ...),
-    **{name: (type_ | None, None) for type_, names in TYPES.items() for name in names.split()},
+    **{name: (type_ | None, None) for type_, names in TYPES.items() for name in names},
 }
 CHECKED: type[BaseModel] = create_model("CHECKED", __config__=ConfigDict(strict=True), **_FIELDS)
 TEST_PREDICTIONS = "test-predictions-*.npz"
@@ -134,8 +134,11 @@ def without_specs(result: Result) -> dict[str, Any]:
 def label(result: Result) -> str:
     """Return the method with its mapping and, unless it is the plain dot product, its attention: ``alp po kqv-4``."""
     attention, heads = result.get("attention"), result.get("heads")
-    suffix = None if attention == "dot" else f"{attention}-{heads}" if attention and heads else attention
-    return " ".join(part for part in (result["method"], result.get("mapping"), suffix) if part)
+    if attention == "dot":
+        attention = None
+    elif attention and heads:
+        attention = f"{attention}-{heads}"
+    return " ".join(part for part in (result["method"], result.get("mapping"), attention) if part)
 
 
 def is_scored(result: Result) -> bool:

@@ -9,17 +9,10 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, metric_function
+from distill_runner.report import resampling
 from distill_runner.report.collect import TEST_PREDICTIONS, Result, scored_on, tested_on
 from distill_runner.report.frame import Cell, Point, ResultTable, held_out_column
 from distill_runner.report.identity import differences, shared_stages
-from distill_runner.report.resampling import (
-    ExampleTest,
-    PairedScores,
-    SummedScores,
-    clustered_scores,
-    mean_f1_of_counts,
-    paired_scores,
-)
 from distill_runner.report.statistics import ALPHA, MethodTest, holm
 
 PREDICTIONS = "predictions-*.npz"
@@ -59,7 +52,7 @@ class Comparison:
     remarks: tuple[str, ...]
     metric: str | None = None
     difference: float | None = None
-    examples: ExampleTest | None = None
+    examples: resampling.ExampleTest | None = None
     shared: int = 0
     seeds_p: float | None = None
     methods: MethodTest | None = None
@@ -269,7 +262,7 @@ def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = N
     )
 
 
-def _paired_scores(first: Point, second: Point) -> tuple[PairedScores | None, list[str]]:
+def _paired_scores(first: Point, second: Point) -> tuple[resampling.PairedScores | None, list[str]]:
     if any(len(scored_on(run)) > 1 for point in (first, second) for run in point.runs):
         return None, ["no test over examples: the score is a mean over several splits"]
     complete = [[of_run for run in point.runs if (of_run := _predictions(run))] for point in (first, second)]
@@ -282,7 +275,7 @@ def _paired_scores(first: Point, second: Point) -> tuple[PairedScores | None, li
 
 def pair_predictions(
     metric: str, first: Sequence["Predictions"], second: Sequence["Predictions"]
-) -> PairedScores | None:
+) -> resampling.PairedScores | None:
     """Pair the predictions of the runs of two methods; None if they are not for the same examples."""
     sample = first[0]
     for run in (*first, *second):
@@ -291,10 +284,10 @@ def pair_predictions(
             return None
     one, other = ([of_run.values for of_run in method] for method in (first, second))
     if sample.source == "outputs":
-        return paired_scores(metric, one, other, sample.units)
+        return resampling.paired_scores(metric, one, other, sample.units)
     if sample.source == "counts":
-        return SummedScores(one, other, mean_f1_of_counts, sample.units)
-    return clustered_scores(one, other, sample.units)
+        return resampling.SummedScores(one, other, resampling.mean_f1_of_counts, sample.units)
+    return resampling.clustered_scores(one, other, sample.units)
 
 
 @dataclass(frozen=True)
@@ -322,7 +315,9 @@ class Predictions:
     def score(self, metric: str) -> float:
         if self.source == "outputs":
             return metric_function(metric)(self.values, self.units)
-        return float(self.values.mean() if self.source == "score" else mean_f1_of_counts(self.values.sum(axis=0)))
+        if self.source == "score":
+            return float(self.values.mean())
+        return float(resampling.mean_f1_of_counts(self.values.sum(axis=0)))
 
 
 def _predictions(run: Result) -> Predictions | None:

@@ -5,11 +5,9 @@ and are shown times 100. Equal results give equal bytes with the same version of
 when something is drawn.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from importlib.resources import files
 from itertools import takewhile
 from math import ceil, inf, isclose, isfinite
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.report.collect import Result, is_scored, label, scored_on, settings, tested_on
+from distill_runner.report.compare import BETTER, SAME, UNDECIDED, WORSE, Comparison
 from distill_runner.report.frame import Cell, cell_of, column_of, distinct, frame, tabulate
 from distill_runner.report.identity import Identity, identity_of, row_names
 from distill_runner.report.statistics import Spread
@@ -28,15 +27,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from distill_runner.report.compare import Comparison
-
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's colors, which color-blind readers can distinguish (without their yellow, which is too pale)."""
 SMALL: dict[str, Any] = {"fontsize": 7, "color": "0.35", "ha": "center"}
 MEASURED = COLORS[0]
-MARKS, CONCLUSIONS = json.loads(files("distill_runner.report").joinpath("marks.json").read_text("utf-8")).values()
-"""Marks of scores by what they are, and of a comparison by its conclusion, see ``compare``."""
-ONE, MEAN, BEST, PUBLISHED, REFERENCE, TEACHER = MARKS
+ONE, MEAN, BEST = "one run", "mean over seeds, 95% interval", "best of a search"
+PUBLISHED, REFERENCE, TEACHER = "published", "published; not comparable", "teacher"
+FULL, HOLLOW = {"linestyle": ""}, {"linestyle": "", "markerfacecolor": "white"}
+MARKS: dict[str, dict[str, Any]] = {
+    ONE: {"marker": "o", "color": MEASURED, **HOLLOW},
+    MEAN: {"marker": "o", "color": MEASURED, **FULL},
+    BEST: {"marker": "^", "color": MEASURED, **FULL},
+    PUBLISHED: {"marker": "D", "color": "#d55e00", **FULL},
+    REFERENCE: {"marker": "D", "color": "#d55e00", **HOLLOW},
+    TEACHER: {"color": "0.5", "linestyle": "--", "linewidth": 1},
+}
+"""Marks of scores by what they are."""
+CONCLUSIONS: dict[str, dict[str, Any]] = {
+    BETTER: {"marker": "^", "color": "#009e73", **FULL},
+    WORSE: {"marker": "v", "color": "#d55e00", **FULL},
+    SAME: {"marker": "s", "color": MEASURED, **FULL},
+    UNDECIDED: {"marker": "o", "color": "0.3", **HOLLOW},
+}
+"""Marks of comparisons by their conclusion."""
 BAND = "0.93"
 """Gray of a margin."""
 MARKERS = "osD^vP*X"
@@ -99,7 +112,8 @@ def score_figure(results: Sequence[Result]) -> "Figure":
                 if "published" in numbers:
                     kind = PUBLISHED if numbers["comparable"] else REFERENCE
                     panel.plot(numbers["published"], place, label=kind, **MARKS[kind])
-                score, kind = numbers["value"], BEST if cell.kind else MEAN if numbers["seeds"] > 1 else ONE
+                score, of_seeds = numbers["value"], MEAN if numbers["seeds"] > 1 else ONE
+                kind = BEST if cell.kind else of_seeds
                 panel.plot(score, place, label=kind, **MARKS[kind])
                 if cell.kind:
                     text = f"of {len(cell.points)}"
@@ -191,7 +205,7 @@ def _epoch_scores(result: Result) -> list[float]:
 # --- Comparisons
 
 
-def comparison_figure(comparisons: Sequence["Comparison"]) -> "Figure":
+def comparison_figure(comparisons: Sequence[Comparison]) -> "Figure":
     """Draw a forest plot: the differences with the intervals of the conclusions, and the margin as a band.
 
     A mark is full where the comparison is decided. Comparisons without a test have a difference and no interval.

@@ -343,7 +343,7 @@ def compare_files(
     same = "; it has the gold labels themselves: is another column the prediction?"
     for file, part in zip(files, parts, strict=True):
         undefined = f"; no score: {reason}" if (reason := getattr(part.predictions.score(metric), "reason", "")) else ""
-        account.append(f"{file.file}: {file.text}{part.remark}{undefined}{same * (file.values == gold.values)}")
+        account.append(f"{file.file}: {file.text}{part.remark}{undefined}{same if file.values == gold.values else ''}")
     scored = {method: [parts.pop(0) for _ in own] for method, own in predictions.items()}
     cells = {method: _cell(metric, gold_file.stem, own) for method, own in scored.items()}
     first, *others = cells

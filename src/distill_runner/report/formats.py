@@ -211,7 +211,9 @@ def conclusion_text(comparison: Comparison) -> str:
     elif words != [UNDECIDED] and comparison.is_significant("same"):
         words.append(f"by less than {margin}")
     if words[0] != UNDECIDED:
-        return ", ".join([*words, *["over seeds of the last stage only"] * bool(comparison.fixed_stages)])
+        if comparison.fixed_stages:
+            words.append("over seeds of the last stage only")
+        return ", ".join(words)
     if comparison.is_not_worse:
         words.append(f"not worse by {margin} or more")
     if comparison.methods and not comparison.is_selected:
@@ -251,8 +253,9 @@ def escaped(text: str) -> str:
 def as_mapping(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison for JSON: differences and intervals in points, p-values, and the conclusion in words."""
     examples, methods = comparison.examples, comparison.methods
-    names = "first second task metric difference margin conclusion is_not_worse seeds_needed fixed_stages remarks"
-    content = {name: getattr(comparison, name) for name in names.split()}
+    own = "first", "second", "task", "metric", "difference", "margin", "conclusion"
+    further = "is_not_worse", "seeds_needed", "fixed_stages", "remarks"
+    content = {name: getattr(comparison, name) for name in (*own, *further)}
     content |= {"p": comparison.p_values, "p_holm": dict(comparison.corrected), "examples": None}
     if examples:
         content["examples"] = {name: getattr(examples, name) for name in ("examples", "units", "differing")}
@@ -412,7 +415,7 @@ def _escaped(text: str) -> str:
 def as_csv(table: ResultTable) -> str:
     """Return all numbers of the table in long form: one line per cell, in full precision, teachers first."""
     # Programs take text with these beginnings for formulas.
-    cells = table.frame[COLUMNS.split()].replace(r"^(?=[=+@-])", "'", regex=True)
+    cells = table.frame[[*COLUMNS]].replace(r"^(?=[=+@-])", "'", regex=True)
     text: str = cells.to_csv(index=False, lineterminator="\n")
     return text
 

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 AVERAGE, TEST = "average", "test"
 GRID, GRID_MEAN, ELSEWHERE = "best of grid", "best mean of grid", "chosen by {}"
 """How the point of a grid was chosen: by the scores that the table shows, or by other scores of the same runs."""
-NAMES = "task method mapping teacher seed status metric best_epoch seconds folder"
+NAMES = ("task", "method", "mapping", "teacher", "seed", "status", "metric", "best_epoch", "seconds", "folder")
 COLUMNS = (
-    "row method task status metric kind value seeds sd interval best_run points grid_mean published source comparable "
-    "difference teacher teacher_score num_layers settings scores"
+    *("row", "method", "task", "status", "metric", "kind", "value", "seeds", "sd", "interval", "best_run", "points"),
+    *("grid_mean", "published", "source", "comparable", "difference", "teacher", "teacher_score", "num_layers"),
+    *("settings", "scores"),
 )
 """Columns of a table as CSV: ``scores`` (by seed) and ``settings`` (hyper-parameters) of the best point are JSON."""
 
@@ -53,7 +54,7 @@ def frame(results: Iterable[Result]) -> "pd.DataFrame":
     for result, row_name in zip(students, row_names(students), strict=True):
         scores = {"score": result.get("score"), "teacher_score": result.get("teacher_score")}
         scores |= {f"metrics.{name}": value for name, value in (result.get("metrics") or {}).items()}
-        row = {"row": row_name, "label": label(result)} | {name: result.get(name) for name in NAMES.split()} | scores
+        row = {"row": row_name, "label": label(result)} | {name: result.get(name) for name in NAMES} | scores
         rows.append(row | {"num_layers": (result.get("student") or {}).get("num_layers")} | {**settings(result)})
     return pd.DataFrame(rows)
 
@@ -274,7 +275,7 @@ class ResultTable:
             held_out = self.rows[row].get(held_out_column(task), Cell()).value
             if cell.value is not None and held_out is not None:
                 lines[-1]["optimism"] = cell.value - held_out
-        return pd.DataFrame(lines, columns=[*COLUMNS.split(), "steps_in_all", "optimism"], dtype=object)
+        return pd.DataFrame(lines, columns=[*COLUMNS, "steps_in_all", "optimism"], dtype=object)
 
 
 def tabulate(results: Iterable[Result], split: Collection[str] = ()) -> ResultTable:

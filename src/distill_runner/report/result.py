@@ -28,26 +28,19 @@ from distill_runner.pipeline.build import FinalScores, Pipeline
 from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.stages import STAGE, Stage
+from distill_runner.report import published
 from distill_runner.report.identity import flat, recorded_identity
-from distill_runner.report.published import (
-    COMPLETE,
-    OTHER,
-    PART,
-    Published,
-    Quantity,
-    ScoredModel,
-    find,
-    is_part_of_training,
-    is_scored_split,
-    published_tasks,
-)
+from distill_runner.report.published import Quantity, ScoredModel
 from distill_runner.tasks import Task
 from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.training.train import PREDICTIONS
 
 NO_SETTINGS = frozenset({"experiment", "sweep", "tracker"})
 """Groups whose choice says where a run is recorded, or sets many groups at once, and so is no setting of a run."""
-PACKAGES = "distill-run torch transformers datasets tokenizers evaluate numpy hydra-core omegaconf scikit-learn wandb"
+PACKAGES = (
+    *("distill-run", "torch", "transformers", "datasets", "tokenizers", "evaluate", "numpy", "hydra-core", "omegaconf"),
+    *("scikit-learn", "wandb"),
+)
 """Packages whose versions a run records."""
 
 
@@ -173,7 +166,7 @@ def stage_assumptions(stage: Stage) -> list[str]:
 def environment() -> dict[str, Any]:
     """Return the time, the versions of Python and packages, the platform, and the commit of a checkout, if any."""
     versions = {}
-    for package in PACKAGES.split():
+    for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
@@ -269,9 +262,9 @@ def scores_of_teacher(run: RunConfig, stage: Stage, pipeline: Pipeline) -> Itera
         model = ScoredModel(shape.num_layers, shape.width, shape.model_type, source)
         numbers = []
         for metric, value in metrics.items():
-            number = find(TEACHER, Quantity(task.name, (name,), metric, is_test=True), model)
-            published = f" (published {number.value:.2f}, {number.source})" if number and number.comparable else ""
-            numbers.append(f"{metric} {100 * value:.2f}{published}")
+            number = published.find(TEACHER, Quantity(task.name, (name,), metric, is_test=True), model)
+            printed = f" (published {number.value:.2f}, {number.source})" if number and number.comparable else ""
+            numbers.append(f"{metric} {100 * value:.2f}{printed}")
         yield f"{stage.name}  {name}  {'  '.join(numbers)}"
 
 
@@ -288,14 +281,14 @@ class _Numbers:
     def of_quantity(self, quantity: Quantity) -> dict[str, Any]:
         """Return score, the teacher's score and the published number of the same quantity, and ``data_match``."""
         assert quantity.metric is not None
-        published = published_number(self.run, self.stage, quantity)
-        match = self.data_match(quantity) if published or self.teacher else None
-        if published and match == PART:
-            published = published.model_copy(update={"comparable": False})
+        number = published_number(self.run, self.stage, quantity)
+        match = self.data_match(quantity) if number or self.teacher else None
+        if number and match == published.PART:
+            number = number.model_copy(update={"comparable": False})
         return {
             "score": _mean(self.student, quantity.splits, quantity.metric),
             "teacher_score": _mean(self.teacher, quantity.splits, quantity.metric),
-            "published": published.model_dump() if published and match != OTHER else None,
+            "published": number.model_dump() if number and match != published.OTHER else None,
             "data_match": match,
         }
 
@@ -311,17 +304,19 @@ class _Numbers:
     def data_match(self, quantity: Quantity) -> str:
         """Return whether the data are those of the papers: the scored splits, and the training examples."""
         stage, task, inputs = self.stage, self.stage.task, self.pipeline.inputs
-        if task.name not in published_tasks():
-            return OTHER
+        if task.name not in published.published_tasks():
+            return published.OTHER
         sources = task.validation | (task.test if quantity.is_test else {})
         splits = {name: inputs.split(stage, sources[name]) for name in quantity.splits}
-        if not all(is_scored_split(quantity, name, one.num_examples, one.labels) for name, one in splits.items()):
-            return OTHER
+        if not all(
+            published.is_scored_split(quantity, name, one.num_examples, one.labels) for name, one in splits.items()
+        ):
+            return published.OTHER
         trained = {part.share: part.config.task.train for part in (stage, *stage.all_upstream) if part.config.task}
         is_part = {*trained} != {1.0} or any(parse_split(train)[1] for train in trained.values())
         if not stage.config.transfer:
-            is_part |= is_part_of_training(task.name, inputs.split(stage, task.train).num_examples)
-        return PART if is_part else COMPLETE
+            is_part |= published.is_part_of_training(task.name, inputs.split(stage, task.train).num_examples)
+        return published.PART if is_part else published.COMPLETE
 
 
 def _by_split(task: Task, metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -356,15 +351,15 @@ def measured_stage(stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
     measured: dict[str, Any] = json.loads((artifact / METRICS).read_text(encoding="utf-8"))
     task = stage.config.task
     if task is not None and set(task.metrics) - measured["metrics"].keys():
-        outputs = _outputs(stage, pipeline, artifact).items()
+        outputs = validation_outputs(stage, pipeline).items()
         measured["metrics"] |= task.combined_metrics({name: task.score(*of_split) for name, of_split in outputs})
     return measured
 
 
-def _outputs(stage: Stage, pipeline: Pipeline, artifact: Path) -> dict[str, tuple[np.ndarray, Any]]:
-    """Return what a stage predicted, as far as it is kept, with the examples, by validation split."""
-    splits = stage.config.task.validation if stage.config.task else {}
-    files = {name: artifact / PREDICTIONS.format(name) for name in splits}
+def validation_outputs(stage: Stage, pipeline: Pipeline) -> dict[str, tuple[np.ndarray, Any]]:
+    """Return what a stage predicted, as far as the store has it, with the examples, by validation split."""
+    splits, folder = stage.config.task.validation if stage.config.task else {}, pipeline.store.path(stage.spec)
+    files = {name: folder / PREDICTIONS.format(name) for name in splits}
     existing = {name: file for name, file in files.items() if file.exists()}
     reader = stage.members[0] if stage.members else stage  # an ensemble has no tokenizer of its own
     return {name: (np.load(file), pipeline.inputs.split(reader, splits[name])) for name, file in existing.items()}
@@ -372,11 +367,11 @@ def _outputs(stage: Stage, pipeline: Pipeline, artifact: Path) -> dict[str, tupl
 
 def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dict[str, float]]]:
     """Return metrics of each class by validation and test split, with the teacher's recall; empty without classes."""
-    task, artifact = stage.config.task, pipeline.store.find(stage.spec)
-    if task is None or artifact is None:
+    task = stage.config.task
+    if task is None or pipeline.store.find(stage.spec) is None:
         return {}
     tests = FinalScores(stage, pipeline)
-    outputs = _outputs(stage, pipeline, artifact)
+    outputs = validation_outputs(stage, pipeline)
     outputs |= {name: (tests.outputs(name), split) for name, split in tests.splits.items()}
     by_split = {name: task.scores_by_class(*of_split) for name, of_split in outputs.items()}
     teacher = stage.first_teacher
@@ -387,7 +382,7 @@ def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dic
     return {name: scores for name, scores in by_split.items() if scores}
 
 
-def published_number(run: RunConfig, stage: Stage, quantity: Quantity) -> Published | None:
+def published_number(run: RunConfig, stage: Stage, quantity: Quantity) -> published.Published | None:
     """Return the number that a paper prints for a run, or None. The methods of all its stages define the variant.
 
     A paper scores whole splits: a part of one, such as that of ``task.split_off``, has no published number. Nor has a
@@ -407,7 +402,7 @@ def published_number(run: RunConfig, stage: Stage, quantity: Quantity) -> Publis
     teacher = run.teacher.source or run.teacher.name
     teacher_type = first.shape.model_type if first else None
     model = ScoredModel(shape.num_layers, shape.width, shape.model_type, teacher, teacher_type)
-    return find(run.method, quantity, model, variant)
+    return published.find(run.method, quantity, model, variant)
 
 
 def _variant(method: MethodConfig) -> dict[str, Any]:

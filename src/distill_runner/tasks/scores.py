@@ -222,7 +222,7 @@ def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray,
             problem = error.problem.replace("has the label", "has the answer")
             names = {*map(normalized_label, task.names)} if task.has_classes else set()
             others = [one for one in dict.fromkeys(map(str, values)) if normalized_label(one) not in names]
-            remedy = f"The classes are {short_list(task.names)}. " * bool(names)
+            remedy = f"The classes are {short_list(task.names)}. " if names else ""
             remedy += "What is no answer is listed, such as " + override("task.no_answer", others[:1])
             raise UserError("task.answers", name, problem, remedy) from error
         total[has_answer] += task.decoding.indicators(labels, task.head.num_labels)
@@ -232,12 +232,15 @@ def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray,
     shares = np.full(total.shape, np.nan)
     np.divide(total, counts[:, None], out=shares, where=counts[:, None] > 0)
     low, high = counts[counts > 0].min(initial=99), counts.max(initial=0)
-    remarks = [f"shares of {low} to {high} answers" if low < high else f"shares of {high} answers"] * int(high > 1)
+    remarks = list[str]()
+    if high > 1:
+        remarks.append(f"shares of {low} to {high} answers" if low < high else f"shares of {high} answers")
     if task.has_classes:
         of_classes = zip(task.names, total.sum(axis=0).astype(int), strict=True)
         remarks.append(f"answers: {short_list([f'{name} {count:,}' for name, count in of_classes])}")
         spellings = [f"{text[:40]!r} {count:,}" for text, count in variants.most_common()]
-        remarks += [f"{variants.total():,} in another spelling: {short_list(spellings)}"] * bool(spellings)
+        if spellings:
+            remarks.append(f"{variants.total():,} in another spelling: {short_list(spellings)}")
     if missing := len(total) * len(task.prediction_columns) - int(counts.sum()):
         remarks.append(f"{missing:,} are empty or in task.no_answer")
     return shares, remarks

@@ -59,10 +59,6 @@ class SplitAccount:
     retokenized: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the account for a JSON file."""
-        return asdict(self)
-
 
 def account_of_tables(split: str, tables: Sequence[TableRecord], texts: list[str], label: list[str]) -> SplitAccount:
     """Return the account of a split as far as its reader knows it; a table that was read twice counts once."""
@@ -135,7 +131,7 @@ def data_line(
         parts.append(f"label = {train.label}" + (f" ({', '.join(counts)})" if counts else ""))
     if train.unread:
         parts.append(f"not read: {short_list(train.unread)}")
-    details = {name: replace(account, lengths={}).to_json() for name, account in accounts.items()}
+    details = {name: asdict(replace(account, lengths={})) for name, account in accounts.items()}
     warnings = [warning for account in accounts.values() for warning in account.warnings]
     warnings += _surprises(accounts, hashes, text_of)
     return AccountLine("data", "; ".join(parts), tuple(dict.fromkeys(warnings)), {"splits": details})

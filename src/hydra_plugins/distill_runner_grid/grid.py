@@ -52,13 +52,7 @@ class GridSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         from distill_runner.common import hub
         from distill_runner.common.schema import validate_config
-        from distill_runner.deploy.frontier_sweep import (
-            NO_TEST,
-            Frontier,
-            add_labels_alone,
-            finish_frontiers,
-            require_frontier,
-        )
+        from distill_runner.deploy import frontier_sweep
         from distill_runner.sweeping.plan import show_plan
         from distill_runner.sweeping.points import SweepConfig, expand
         from distill_runner.sweeping.sweep import finish, require_points, run_grid, submit_grid, submitter, sweep_folder
@@ -68,8 +62,8 @@ class GridSweeper(Sweeper):
         num_workers = self._num_workers()
         parameters, frontier = [*(f"{key}={value}" for key, value in self.params.items()), *arguments], None
         if node := self.config.get("frontier"):
-            frontier = validate_config(Frontier, OmegaConf.to_container(node, resolve=True), "frontier.")
-            parameters.append(NO_TEST)
+            frontier = validate_config(frontier_sweep.Frontier, OmegaConf.to_container(node, resolve=True), "frontier.")
+            parameters.append(frontier_sweep.NO_TEST)
             if settings.shard or not settings.wait:
                 problem = "compares all points, which sweep.shard and sweep.wait=false leave to other commands"
                 raise UserError("sweep", "frontier", problem, "Leave these out.")
@@ -77,8 +71,8 @@ class GridSweeper(Sweeper):
         grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where, students)
         require_points(grid)
         if frontier:
-            require_frontier(grid)
-            add_labels_alone(grid)
+            frontier_sweep.require_frontier(grid)
+            frontier_sweep.add_labels_alone(grid)
         grid = settings.shard_of(grid)
         if self.config.plan:
             show_plan(grid, num_workers, settings.retry_failed)
@@ -97,7 +91,7 @@ class GridSweeper(Sweeper):
                 submit_grid(grid, submitter(self.launcher, group), settings.retry_failed)
             code = finish(grid, folder, name, settings.halving, settings.wait)
             if frontier:
-                finish_frontiers(grid, frontier, launch, folder.parents[1] / "frontier")
+                frontier_sweep.finish_frontiers(grid, frontier, launch, folder.parents[1] / "frontier")
         if code:
             sys.exit(code)
 

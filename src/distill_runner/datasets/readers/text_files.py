@@ -380,9 +380,11 @@ class ConllReader(Reader):
                 sentences[-1].append((number, values))
         self._sentences: list[Sentence] = [sentence for sentence in sentences if sentence]
         self.names, self._remarks = _named_columns(lines.count, self._sentences)
-        self._remarks += [f"{sum(map(len, self._sentences)):,} words"]
-        self._remarks += [f"{documents:,} lines of {DOCUMENT}"] * bool(documents)
-        self._remarks += [f"{comments:,} comments"] * bool(comments)
+        self._remarks.append(f"{sum(map(len, self._sentences)):,} words")
+        if documents:
+            self._remarks.append(f"{documents:,} lines of {DOCUMENT}")
+        if comments:
+            self._remarks.append(f"{comments:,} comments")
         self._remarks += text_file.remarks
 
     def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:

@@ -4,6 +4,7 @@ import json
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -16,17 +17,7 @@ from distill_runner.common.schema import Assumption
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.content import read_rows
 from distill_runner.models.config import Head
-from distill_runner.tasks.questions.answers import (
-    LANGUAGES,
-    MAX_ANSWER,
-    N_BEST,
-    answer_texts,
-    best_over_thresholds,
-    best_spans,
-    normalize_answer,
-    null_margin,
-    question_scores,
-)
+from distill_runner.tasks.questions import answers
 from distill_runner.tasks.questions.data import Question, Windowing, read_questions
 from distill_runner.tasks.task import SPANS, ExamplePredictions, Task
 from distill_runner.tasks.task_splits import HELD_OUT
@@ -123,8 +114,8 @@ class QuestionsTask(Task):
     max_length: int = Field(384, ge=16)
     unanswerable: bool = False
     windowing: Windowing = Windowing()
-    n_best: int = Field(N_BEST, ge=1)
-    max_answer: int = Field(MAX_ANSWER, ge=1)
+    n_best: int = Field(answers.N_BEST, ge=1)
+    max_answer: int = Field(answers.MAX_ANSWER, ge=1)
     null_threshold: float = 0.0
     languages: Mapping[str, str] = Field(default_factory=dict)
     soft_ends: Literal["mean", "sum"] = "mean"
@@ -146,8 +137,9 @@ class QuestionsTask(Task):
             remedy = "Split the data yourself; set " + override("task.select_on", "validation")
             raise UserError("task.select_on", HELD_OUT, problem, remedy)
         for name, language in self.languages.items():
-            if language not in LANGUAGES:
-                raise UserError(f"task.languages.{name}", language, "no scoring rules", suggestion(language, LANGUAGES))
+            if language not in answers.LANGUAGES:
+                remedy = suggestion(language, answers.LANGUAGES)
+                raise UserError(f"task.languages.{name}", language, "no scoring rules", remedy)
             if name not in {**self.validation, **self.test}:
                 remedy = suggestion(name, [*self.validation, *self.test])
                 raise UserError("task.languages", name, "is not a validation or test split", remedy)
@@ -233,11 +225,11 @@ class QuestionsTask(Task):
             outputs: start and end logits of all tokens of the split, (T, 2).
         """
         require_finite(outputs)
-        return best_spans(outputs, split, self.unanswerable, self.n_best, self.max_answer)
+        return answers.best_spans(outputs, split, self.unanswerable, self.n_best, self.max_answer)
 
     def answers(self, outputs: np.ndarray, split: Any) -> list[str]:
         """Return the predicted answer to each question; empty if "no answer" is predicted."""
-        return answer_texts(self.spans(outputs, split), split, self._threshold)
+        return answers.answer_texts(self.spans(outputs, split), split, self._threshold)
 
     def has_labels(self, name: str, split: Any) -> bool:
         unanswered = [question.id for question in _questions(split) if not question.answers]
@@ -250,13 +242,13 @@ class QuestionsTask(Task):
     def answer_scores(self, spans: np.ndarray, split: Any) -> AnswerScores:
         """Return the scores of the answers that spans give."""
         golds, rules = [question.answers for question in _questions(split)], (split.language, self.unanswerable)
-        has_answer, best = np.array([any(texts) for texts in golds]), answer_texts(spans, split)
-        answered = question_scores(best, golds, *rules)
+        has_answer, best = np.array([any(texts) for texts in golds]), answers.answer_texts(spans, split)
+        answered = answers.question_scores(best, golds, *rules)
         scores = answered
         if self.unanswerable:
-            scores = question_scores(answer_texts(spans, split, self.null_threshold), golds, *rules)
-        others = np.array([*map(bool, best)]), has_answer, null_margin(spans)
-        exact, f1 = (best_over_thresholds(values, *others)[0] for values in answered)
+            scores = answers.question_scores(answers.answer_texts(spans, split, self.null_threshold), golds, *rules)
+        others = np.array([*map(bool, best)]), has_answer, answers.null_margin(spans)
+        exact, f1 = (answers.best_over_thresholds(values, *others)[0] for values in answered)
         return AnswerScores(*scores, has_answer, exact, f1)
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
@@ -281,11 +273,11 @@ class QuestionsTask(Task):
         is the probability of "no answer".
         """
         spans, texts, probabilities = self.spans(outputs, split), self.answers(outputs, split), []
+        normalized = partial(answers.normalize_answer, language=split.language)
         for question, candidates in zip(_questions(split), spans, strict=True):
-            golds = {normalize_answer(answer, split.language) for answer in question.answers}
+            golds = set(map(normalized, question.answers))
             rows = zip(candidates["begin"], candidates["end"], candidates["probability"], strict=True)
-            matching = [p for begin, end, p in rows
-                        if p and normalize_answer(question.context[begin:end], split.language) in golds]  # fmt: skip
+            matching = [p for begin, end, p in rows if p and normalized(question.context[begin:end]) in golds]
             probabilities.append(float(sum(matching) if golds else candidates["null_probability"]))
 
         def prediction_text(number: int) -> str:

@@ -354,7 +354,7 @@ class TokensTask(Task):
     def prediction_warnings(self, outputs: np.ndarray, split: Any) -> list[str]:
         scores = self.tag_scores(outputs, split)
         has_none = len(scores.gold_entities) > len(scores.predicted_entities) == 0
-        return ["the student predicts no entity"] * has_none
+        return ["the student predicts no entity"] if has_none else []
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
         """Save the counts of each sentence for each metric, and the predicted tags; paired tests resample sentences."""

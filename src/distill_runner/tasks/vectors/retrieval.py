@@ -221,7 +221,8 @@ class RetrievalTask(VectorTask):
             served = {query for query, _, gain in judgments.relevance.tolist() if gain > 0}
             what = "without a relevant document left out, which trec_eval counts as 0"
             counts = f"{examples.num_queries - len(served):,} of {examples.num_queries:,} queries"
-            account.warnings += [f"{split}: {counts} {what}"] * (len(served) < examples.num_queries)
+            if len(served) < examples.num_queries:
+                account.warnings.append(f"{split}: {counts} {what}")
         return account
 
     def _texts(self, split: str) -> dict[str, str]:

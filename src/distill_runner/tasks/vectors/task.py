@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from distill_runner.common.errors import UserError, format_typed, override
 from distill_runner.common.files import file_sha256
 from distill_runner.common.terminal import AccountLine
-from distill_runner.datasets.metrics import METRICS, require_finite
+from distill_runner.datasets.metrics import METRICS, ratio, require_finite
 from distill_runner.datasets.readers.content import SplitTable, inspect_columns, listed_names, read_table
 from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.tokenization import Examples
@@ -185,7 +185,7 @@ class VectorTask(TextTask):
 
     def agreement(self, outputs: np.ndarray, reference: np.ndarray, split: Any) -> float:
         """Return the mean cosine of vectors of the same texts."""
-        return float(cosines(outputs, reference).mean())
+        return float(pair_similarities(outputs, reference, "cosine").mean())
 
     def prediction_file(
         self, outputs: np.ndarray, split: Any, examples: Examples, suffix: str, columns: Mapping[str, list[Any]]
@@ -230,32 +230,20 @@ def read_vectors(key: str, source: Path | Sequence[Sequence[Any]], count: int) -
     return vectors
 
 
-def cosines(first_NC: np.ndarray, second_NC: np.ndarray) -> np.ndarray:
-    """Return the cosine (N,) of each row of two arrays, in float64; 0 where a vector is 0.
-
-    Raises:
-        NonFiniteOutputs: a number is infinite or not a number.
-    """
-    first, second = (np.asarray(array, dtype=np.float64) for array in (first_NC, second_NC))
-    require_finite(np.hstack([first, second]))
-    lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-    products = (first * second).sum(axis=-1)
-    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
-
-
 def pair_similarities(first_NC: np.ndarray, second_NC: np.ndarray, similarity: Similarity) -> np.ndarray:
-    """Return the similarity (N,) of each row of two arrays, in float64.
+    """Return the similarity (N,) of each row of two arrays, in float64; the cosine is 0 where a vector is 0.
 
     Raises:
         NonFiniteOutputs: a number is infinite or not a number.
     """
-    if similarity == "cosine":
-        return cosines(first_NC, second_NC)
     first, second = (np.asarray(array, dtype=np.float64) for array in (first_NC, second_NC))
     require_finite(np.hstack([first, second]))
+    if similarity in ("euclidean", "manhattan"):
+        return np.asarray(-np.linalg.norm(first - second, ord=1 if similarity == "manhattan" else 2, axis=-1))
+    products = np.asarray((first * second).sum(axis=-1))
     if similarity == "dot":
-        return np.asarray((first * second).sum(axis=-1))
-    return np.asarray(-np.linalg.norm(first - second, ord=1 if similarity == "manhattan" else 2, axis=-1))
+        return products
+    return ratio(products, np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1))
 
 
 class EmbeddingsTask(VectorTask):
