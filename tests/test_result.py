@@ -24,7 +24,7 @@ def stage(num_layers: int, task: Any = None) -> Any:
     """A student of a paper's width, whose teacher has the type of a paper's."""
     shape = SimpleNamespace(num_layers=num_layers, width=768, model_type="bert")
     config = SimpleNamespace(task=task)
-    return SimpleNamespace(shape=shape, first_teacher=SimpleNamespace(shape=shape), config=config)
+    return SimpleNamespace(shape=shape, first_teacher=SimpleNamespace(shape=shape), config=config, task=task)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_published_numbers_stand_beside_the_data_of_their_paper(
     monkeypatch.setattr(published, "_splits", lambda: facts)
     run = compose("task=rte", "method=rkd", "student.num_layers=4", tiny=False)
     config = SimpleNamespace(task=run.stages["student"].task, transfer=None)
-    part = SimpleNamespace(config=config, share=share, all_upstream=())
+    part = SimpleNamespace(config=config, task=config.task, share=share, all_upstream=())
     rte: Any = SimpleNamespace(**{**vars(stage(4)), **vars(part)})
     splits = {"train": SimpleNamespace(num_examples=train, labels=None)}
     splits["validation"] = SimpleNamespace(num_examples=len(labels), labels=labels)
