@@ -22,6 +22,13 @@ PACKAGE = Path(distill_runner.__file__).parent
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 
+def test_the_tables_name_what_their_files_define() -> None:
+    for file, names in re.findall(r"`(\w+/\w+\.py)` \(([^)]+)\)", PAGE.read_text()):
+        text = (PACKAGE / file).read_text()
+        for name in re.findall(r"`(?:\w+\.)?(\w+)`", names):
+            assert re.search(rf"(def|class) {name}\b|\b{name}(:| =)", text), (file, name)
+
+
 @contextmanager
 def files_of_updates(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[str]]]:
     """The files of the package that run in each update, from asking for its examples to the step of the optimizer."""

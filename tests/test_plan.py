@@ -8,9 +8,8 @@ import torch
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import Pipeline
-from distill_runner.pipeline.planning import METRICS
 from distill_runner.pipeline.resolving import resolve_stage
-from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.stages import METRICS_FILE, Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
 from distill_runner.sweeping import plan
@@ -46,7 +45,7 @@ def test_all_costs_follow_from_one_measurement(compose: Compose, tmp_path: Path,
     data = costs.pipeline.inputs.data(stage)
     length, twice = float(data.lengths.mean()), stage.teacher.shape.num_layers / stage.shape.num_layers
     updates = stage.config.optim.num_steps(-(-len(data) // stage.config.optim.batch_size))
-    own = length * (updates * stage.config.optim.batch_size + 2 * data.num_evaluated / 3)
+    own = length * (updates * stage.config.optim.batch_size + 2 * sum(map(len, data.evaluated)) / 3)
     outputs = length * len(data) * twice / 3
     first, second = costs.cost(stage), costs.cost(student(compose("method=vanilla", "student.num_layers=2", "seed=9")))
     assert first.seconds == pytest.approx(plan.START_SECONDS + own + outputs)
@@ -82,7 +81,7 @@ def test_runs_in_the_store_tell_the_time_of_others_like_them(
     for seed, seconds, processes in ((1, 10.0, 1), (2, 20.0, 1), (3, 900.0, 2)):
         stage = student(compose("method=nkd", "optim.lr=1e-4", f"seed={seed}"))
         metrics = {"wall_seconds": seconds, "conditions": {"num_processes": processes}}
-        Store(tmp_path).get(stage.spec, lambda folder: write_json(folder / METRICS, metrics))  # noqa: B023
+        Store(tmp_path).get(stage.spec, lambda folder: write_json(folder / METRICS_FILE, metrics))  # noqa: B023
     found = estimator(run)
     assert found.cost(student(compose("method=nkd", "optim.lr=3e-4", "seed=7"))).seconds == 15
     assert measured == []

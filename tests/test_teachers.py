@@ -3,6 +3,7 @@
 import copy
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from distill_runner.datasets.splits import TokenSplit
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.base import Progress
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
-from distill_runner.pipeline.targets import cache_bytes, choose_cache
+from distill_runner.pipeline.targets import cache_bytes, cache_decision_by_size
 from distill_runner.training.devices import Device
 from distill_runner.training.teachers import CachedTargets, LiveTargets, MappedTargets, NoTeacher, in_float16
 
@@ -66,14 +67,18 @@ def assert_same(first: Features, second: Features) -> None:
         assert torch.equal(cls, second.cls[layer]), layer
 
 
+def stage_of(live: LiveTargets, dtype: str = "float32") -> Any:
+    teacher = SimpleNamespace(shape=EncoderShape.from_config(live.model.config))
+    return SimpleNamespace(teacher_needs=NEEDS, teacher=teacher, teacher_outputs=dtype)
+
+
 def test_a_cache_in_float16_is_the_rounded_teacher_in_half_the_space(
     tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, tmp_path: Path
 ) -> None:
     CachedTargets.write(tmp_path, live, "float16")
     rounded, batch = CachedTargets(tmp_path, CPU, NEEDS), tokens.batch([7, 3, 39, 12, 0])
     assert {str(array.dtype) for array in rounded.arrays.values()} == {"float16"}
-    shape = EncoderShape.from_config(live.model.config)
-    assert cache_bytes(NEEDS, shape, tokens, dtype="float16") * 2 == cache_bytes(NEEDS, shape, tokens)
+    assert cache_bytes(stage_of(live, "float16"), tokens, 1, 1.0) * 2 == cache_bytes(stage_of(live), tokens, 1, 1.0)
     assert_same(rounded(batch), MappedTargets(live, in_float16)(batch))
     exact, close = cached(batch), rounded(batch)
     for layer, cls in exact.cls.items():
@@ -140,7 +145,7 @@ def test_a_live_teacher_is_frozen_and_runs_as_far_as_needed(teacher: PreTrainedM
 def test_a_cache_holds_what_is_needed_and_no_more(tokens: TokenSplit, live: LiveTargets, cached: CachedTargets) -> None:
     assert {name: array.shape for name, array in cached.arrays.items()} == {"logits": (61, 3), "cls": (61, 3, 48)}
     assert all(isinstance(array, np.memmap) and array.dtype == np.float32 for array in cached.arrays.values())
-    size = cache_bytes(NEEDS, EncoderShape.from_config(live.model.config), tokens)
+    size = cache_bytes(stage_of(live), tokens, 1, 1.0)
     assert size == sum(array.nbytes for array in cached.arrays.values()) == 4 * 61 * (3 + 3 * 48)
 
 
@@ -158,7 +163,7 @@ def test_targets_are_cached_while_they_take_less_than_half_of_the_free_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, size: int, expected: bool
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(2**40, 2**40 - 2**31, 2**31))
-    cached, why = choose_cache(mode, size, tmp_path)  # type: ignore[arg-type]
+    cached, why = cache_decision_by_size(mode, size, tmp_path)  # type: ignore[arg-type]
     assert cached is expected
     assert why.startswith("cached" if expected else "live")
     assert "2 GiB free" in why

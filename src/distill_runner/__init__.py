@@ -1,8 +1,9 @@
 """distill-run: reproduce, compare and extend knowledge distillation of Transformers."""
 
-from distill_runner.common.library_switches import limit_spinning, make_matrix_products_reproducible
+from distill_runner.common import library_switches
 
 __version__ = "0.1.0"
 
-make_matrix_products_reproducible()
-limit_spinning()
+library_switches.make_matrix_products_reproducible()
+library_switches.limit_spinning()
+library_switches.quiet_launcher_warning()

@@ -46,7 +46,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import RESULT, locked_run, read_run, write_json, write_status
 from distill_runner.pipeline.store import Store, copy_tree
 from distill_runner.report.card import write_card
-from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS
+from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS, VALIDATION_PREDICTIONS
 from distill_runner.report.formats import result_row
 from distill_runner.report.identity import recorded_identity
 from distill_runner.report.result import (
@@ -344,7 +344,7 @@ class _Run:
         for name, split in self._tests.splits.items():
             task.save_predictions(self.folder / TEST_PREDICTIONS.replace("*", name), self._tests.outputs(name), split)
         for number, (name, (outputs, split)) in enumerate(validation_outputs(self.stage, self.pipeline).items()):
-            task.save_predictions(self.folder / f"predictions-{name}.npz", outputs, split)
+            task.save_predictions(self.folder / VALIDATION_PREDICTIONS.replace("*", name), outputs, split)
             if number == 0:
                 task.save_pictures(self.folder / PICTURES, self._first_examples(), outputs, split)
 

@@ -98,9 +98,6 @@ def allow_long_csv_fields() -> None:
     csv.field_size_limit(2**31 - 1)
 
 
-# torch
-
-
 @contextmanager
 def quiet_datasets() -> Iterator[None]:
     """Silence progress bars and log lines of ``datasets`` on standard error; the callers report its errors."""
@@ -174,5 +171,10 @@ def configure_hub_client() -> None:
 
 # Launchers
 
-# conf/hydra/launcher/submitit_slurm.yaml has the name of Hydra's plugin on purpose, whose schema checks it.
-warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
+
+def quiet_launcher_warning() -> None:
+    """Silence Hydra on ``conf/hydra/launcher/submitit_slurm.yaml``, which has the plugin's name on purpose.
+
+    The plugin's schema then checks the file.
+    """
+    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")

@@ -163,9 +163,14 @@ class Batch(AnyBatch):
         return len(self.input_ids)
 
     @property
+    def bounds(self) -> Tensor:
+        """Position of the first token of each sequence, followed by T, (B + 1,)."""
+        return torch.nn.functional.pad(self.starts, (0, 1), value=self.num_tokens)
+
+    @property
     def sequence_lengths(self) -> Tensor:
         """Number of tokens of each sequence, (B,)."""
-        return torch.diff(self.starts, append=self.starts.new_full((1,), self.num_tokens))
+        return self.bounds.diff()
 
     def means(self, states_TH: Tensor, skipped_B: Tensor | None = None) -> Tensor:
         """Return the mean of the states of each sequence's tokens, (B, H), without the first ``skipped_B`` ones."""

@@ -35,7 +35,7 @@ class ImageBatch(AnyBatch):
         normalization: (2, C), mean and standard deviation of each channel, for values in 0..1.
         labels: (B,), class of each image.
         output_rows: (B,), row of each image among a teacher's outputs if each image has several views; on the host.
-        dropout_seed, weights: as in ``Batch``.
+        dropout_seed, shares: as in ``Batch``.
     """
 
     pixels: Tensor

@@ -23,7 +23,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.common.files import atomic_replacement
 from distill_runner.common.process import environment_variable
 from distill_runner.datasets.corpora import Corpus, SplitName
-from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens
+from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, array_files
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 """Of a vocabulary that is trained on a corpus."""
@@ -211,8 +211,7 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
         cut = int(np.count_nonzero(np.diff(documents.sentences) > size))
     dtypes: dict[str, type] = {"ids": np.uint16 if len(tokenizer) <= 2**16 else np.int32, "offsets": np.int64}
     dtypes |= {"segments": np.int8, "labels": np.int64} if is_paired else {}
-    with ExitStack() as stack:
-        files = {name: stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype)) for name, dtype in dtypes.items()}
+    with array_files(folder, dtypes) as files:
         files["offsets"].append([0])
         while portion := list(islice(examples, EXAMPLES_PER_WRITE)):
             _append(portion, special_tokens, files)

@@ -11,7 +11,7 @@ import torch
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, length_groups
-from distill_runner.datasets.tokenization import ArrayFile, Examples, uses_segment_ids
+from distill_runner.datasets.tokenization import Examples, array_files, uses_segment_ids
 
 HOLD_OUT_SEED, SCORE_RANGES = 0, 10
 """Constants, so that the held-out set depends on the data alone and all runs select on the same examples."""
@@ -126,11 +126,8 @@ class TokenSplit(Split):
         """
         cut = 0
         options = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
-        with (
-            ArrayFile(folder / "ids.npy", np.int32) as ids,
-            ArrayFile(folder / "segments.npy", np.int8) as segments,
-            ArrayFile(folder / "offsets.npy", np.int64) as offsets,
-        ):
+        with array_files(folder, {"ids": np.int32, "segments": np.int8, "offsets": np.int64}) as files:
+            ids, segments, offsets = files.values()
             offsets.append([0])
             for first in range(0, len(examples), EXAMPLES_PER_CALL):
                 columns = [texts[first : first + EXAMPLES_PER_CALL] for texts in examples.texts]

@@ -1,8 +1,8 @@
 """Examples as texts, and what is needed to save them as arrays of token ids. This module does not import torch."""
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -71,6 +71,13 @@ class ArrayFile(AbstractContextManager["ArrayFile"]):
         self.stream.seek(0)
         self._write_header()
         self.stream.close()
+
+
+@contextmanager
+def array_files(folder: Path, dtypes: Mapping[str, Any]) -> Iterator[dict[str, ArrayFile]]:
+    """Yield a growing array for each name, in ``<name>.npy``; the files are complete at the end of the context."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype)) for name, dtype in dtypes.items()}
 
 
 def save_tokenizer(tokenizer: Any, folder: Path, max_length: int | None) -> None:

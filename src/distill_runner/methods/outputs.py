@@ -84,14 +84,16 @@ class Outputs(ABC):
         loss = error_OC.mean() if weights is None else weighted_mean(error_OC.mean(-1), weights)
         return loss * target_OC.shape[-1] if reduction == "sum" else loss
 
-    @abstractmethod
     def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """Return the joint outputs (O, C) of several models.
+        """Return the joint outputs (O, C) of several models: by default their weighted mean.
+
+        Of logits it corresponds to a geometric mean of the probabilities, the usual ensemble of SQuAD models.
 
         Args:
             logits: outputs (O, C) of each model.
             weights: weight of each model; the weights sum to 1.
         """
+        return torch.stack([weight * one for one, weight in zip(logits, weights, strict=True)]).sum(0)
 
 
 class Classes(Outputs):
@@ -198,6 +200,3 @@ class Score(Outputs):
     def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
         """Return the squared error between the two outputs. ALP-KD gives a T for STS-B, which has no effect here."""
         return squared_error(student_OC, teacher_OC.squeeze(-1), batch.output_weights)
-
-    def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        return torch.stack([one * weight for one, weight in zip(logits, weights, strict=True)]).sum(0)

@@ -150,8 +150,7 @@ class RaggedAttention:
         device = batch.starts.device
         if device.type != "cuda" or not torch.is_autocast_enabled("cuda") or not _has_kernels(device):
             return None
-        bounds = pad(batch.starts.int(), (0, 1), value=batch.num_tokens)
-        return cls(bounds, max(group.is_token.shape[1] for group in batch.groups))
+        return cls(batch.bounds.int(), max(group.is_token.shape[1] for group in batch.groups))
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, p: float, window: int | None = None) -> Tensor:
         """Return the contexts of all tokens (T, H), or of one query of each sequence (B, H).

@@ -33,7 +33,9 @@ def depth_and_width(config: Any) -> tuple[int, int]:
 def image_size(config: Any) -> tuple[int, int] | None:
     """Return the height and width of the images that a network requires; None if it accepts any size."""
     size = getattr(config, "image_size", None)
-    return None if size is None else (size, size) if isinstance(size, int) else (size[0], size[1])
+    if size is None:
+        return None
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 @strict

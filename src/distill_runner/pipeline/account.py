@@ -24,8 +24,7 @@ from distill_runner.models.sources import read_config
 from distill_runner.models.vectors import MODULES, source_folder
 from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import StageInputs, account_of_examples, read_examples, weights_report
-from distill_runner.pipeline.planning import METRICS
-from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
+from distill_runner.pipeline.stages import METRICS_FILE, Stage, TrimmedTokenizer
 from distill_runner.tasks.scores import TRANSFER
 from distill_runner.tasks.split_account import SplitAccount, data_line, length_counts, lengths_line, short_list
 
@@ -161,7 +160,7 @@ def weight_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
         if source is None or part.config.model.layers == "random":
             continue
         name = f"{part.name} {source.name}" + (f" merged into {source.base.name}" if source.base else "")
-        file = inputs.store.path(part.spec) / METRICS  # of a stage that was built, whose source may be gone
+        file = inputs.store.path(part.spec) / METRICS_FILE  # of a stage that was built, whose source may be gone
         entry = json.loads(file.read_text(encoding="utf-8")).get("weights") if inputs.store.has(part.spec) else None
         if (report := WeightsReport.model_validate(entry) if entry else weights_report(part)) is None:
             unknown = "not on this machine yet" if source.commit else "compared when they are loaded"

@@ -20,14 +20,13 @@ from distill_runner.datasets.tokenization import save_tokenizer
 from distill_runner.models.build import build, load_model, require_cuttable
 from distill_runner.models.vocabulary import trim_embeddings
 from distill_runner.pipeline.inputs import StageInputs, weights_report
-from distill_runner.pipeline.planning import METRICS
-from distill_runner.pipeline.stages import Stage, TrimmedTokenizer
+from distill_runner.pipeline.stages import METRICS_FILE, Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import SCHEMA, Spec, Store, link_tree, remove
 from distill_runner.pipeline.targets import (
     cache_bytes,
+    cache_decision_by_size,
     cached_share,
-    choose_cache,
     live_reason,
     targets_spec,
     with_teacher_tokenizer,
@@ -148,7 +147,7 @@ class Pipeline:
         """
 
         def train(folder: Path) -> None:
-            if not any((folder / STAGE_FOLDER / name).exists() for name in (CHECKPOINT, METRICS)):
+            if not any((folder / STAGE_FOLDER / name).exists() for name in (CHECKPOINT, METRICS_FILE)):
                 # It is left by a build that was interrupted at its end, and shares files with the epochs.
                 remove(folder / STAGE_FOLDER)
             (folder / STAGE_FOLDER).mkdir(exist_ok=True)
@@ -180,7 +179,7 @@ class Pipeline:
             outputs = stage.ensemble_mean(predictions).numpy()
             np.save(folder / PREDICTIONS.format(name), outputs)
             scores[name] = task.score(outputs, self.inputs.split(stage.members[0], split))
-        write_json(folder / METRICS, {"metrics": task.combined_metrics(scores) if scores else {}})
+        write_json(folder / METRICS_FILE, {"metrics": task.combined_metrics(scores) if scores else {}})
 
     def _fit(self, stage: Stage, folder: Path, epochs_folder: Path | None, pause_after: int | None) -> None:
         """Train a stage, and write all that it yields to ``folder``; its upstream stages are built first.
@@ -188,7 +187,7 @@ class Pipeline:
         Args:
             epochs_folder: receives the model after each epoch; None keeps only the one to yield.
         """
-        if (folder / METRICS).exists() and not (folder / CHECKPOINT).exists():
+        if (folder / METRICS_FILE).exists() and not (folder / CHECKPOINT).exists():
             log.info("stage %s: complete, an earlier run was interrupted after its last step", stage.name)
             return
         if stage.teacher and stage.route and not self.store.has(stage.teacher.spec):
@@ -225,7 +224,7 @@ class Pipeline:
             "conditions": training_conditions(),
             "weights": weights.model_dump(mode="json") if (weights := weights_report(stage)) else None,
         }
-        write_json(folder / METRICS, metrics)
+        write_json(folder / METRICS_FILE, metrics)
         remove(folder / CHECKPOINT)
 
     def _training(
@@ -284,27 +283,26 @@ def _join_training(
     fit(pipeline._training(stage, data, targets, folder, pause_after, None))
 
 
-def decide_cached(stage: Stage, builder: Pipeline) -> tuple[bool, str]:
+def cache_decision(stage: Stage, pipeline: Pipeline) -> tuple[bool, str]:
     """Return whether the outputs of the stage's teacher are read from a cache, and the reason."""
-    mode, store = builder.runtime.targets, builder.store
+    mode, store = pipeline.runtime.targets, pipeline.store
     if reason := live_reason(stage, mode):
         return False, f"live ({reason})"
     assert stage.teacher is not None
     if stage.teacher.has_columns:
         return True, "read from columns of the data"
     new = [spec for number in stage.teacher_checkpoints if not store.has(spec := targets_spec(stage, number))]
-    split, share = builder.inputs.split(stage, stage.train_split).teacher_inputs, cached_share(stage)
-    size = cache_bytes(stage.teacher_needs, stage.teacher.shape, split, len(new), stage.teacher_outputs, share)
-    return choose_cache(mode, size, store.folder)
+    split = pipeline.inputs.split(stage, stage.train_split).teacher_inputs
+    return cache_decision_by_size(mode, cache_bytes(stage, split, len(new), cached_share(stage)), store.folder)
 
 
-def teacher_targets(stage: Stage, builder: Pipeline) -> TeacherTargets:
+def teacher_targets(stage: Stage, pipeline: Pipeline) -> TeacherTargets:
     """Return the outputs of the stage's teacher, cached or live, whichever fits; both give the same numbers."""
     if stage.teacher is None:
         return NoTeacher()
-    cached, reason = decide_cached(stage, builder)
+    cached, reason = cache_decision(stage, pipeline)
     log.info("stage %s: teacher targets %s", stage.name, reason)
-    teacher = _Teacher(stage, stage.teacher, builder)
+    teacher = _Teacher(stage, stage.teacher, pipeline)
     if cached:
         caches = {checkpoint: teacher.from_cache(checkpoint) for checkpoint in stage.teacher_checkpoints}
     else:
@@ -316,14 +314,14 @@ def teacher_targets(stage: Stage, builder: Pipeline) -> TeacherTargets:
             targets = MappedTargets(targets, in_float16)
         if not stage.config.calibrate_teacher:
             return targets
-        temperature = teacher_temperature(stage, builder, checkpoint)
+        temperature = teacher_temperature(stage, pipeline, checkpoint)
         log.info("stage %s: teacher logits divided by %.4g, fitted on the validation split", stage.name, temperature)
         return MappedTargets(targets, lambda features: replace(features, logits=features.logits_OC / temperature))
 
     return CheckpointTargets(stage.route, opened) if stage.route else opened(None)
 
 
-def teacher_temperature(stage: Stage, builder: Pipeline, checkpoint: int | None = None) -> float:
+def teacher_temperature(stage: Stage, pipeline: Pipeline, checkpoint: int | None = None) -> float:
     """Return the temperature that fits the teacher's logits to the labels of the first validation split best.
 
     The teacher is built first if it is missing.
@@ -334,24 +332,24 @@ def teacher_temperature(stage: Stage, builder: Pipeline, checkpoint: int | None 
     teacher = stage.teacher
     assert teacher is not None
     name, split = next(iter(stage.task.validation.items()))
-    epoch = checkpoint and builder.checkpoints(teacher) / EPOCH_PREDICTIONS.format(checkpoint)
-    outputs = np.load((epoch or builder.build(teacher)) / PREDICTIONS.format(name)).astype(np.float64)
-    labels = np.asarray(builder.inputs.split(teacher.members[0] if teacher.members else teacher, split).labels)
+    epoch = checkpoint and pipeline.checkpoints(teacher) / EPOCH_PREDICTIONS.format(checkpoint)
+    outputs = np.load((epoch or pipeline.build(teacher)) / PREDICTIONS.format(name)).astype(np.float64)
+    labels = np.asarray(pipeline.inputs.split(teacher.members[0] if teacher.members else teacher, split).labels)
     return fitted_temperature(outputs, labels)
 
 
 class _Teacher:
     """Outputs of a stage's teacher, or of one of its checkpoints."""
 
-    def __init__(self, stage: Stage, teacher: Stage, builder: Pipeline) -> None:
-        self.stage, self.teacher, self.builder = stage, teacher, builder
+    def __init__(self, stage: Stage, teacher: Stage, pipeline: Pipeline) -> None:
+        self.stage, self.teacher, self.pipeline = stage, teacher, pipeline
         self.needs = stage.teacher_needs
-        self.folder = cache(lambda: (builder.checkpoints if stage.route else builder.build)(teacher))
+        self.folder = cache(lambda: (pipeline.checkpoints if stage.route else pipeline.build)(teacher))
         """Returns the folder of the teacher, which is built first if it is missing."""
 
     def live(self, checkpoint: int | None) -> LiveTargets | MeanTargets:
         if self.teacher.members:
-            folders = ((member, self.builder.build(member) / "model") for member in self.teacher.members)
+            folders = ((member, self.pipeline.build(member) / "model") for member in self.teacher.members)
             return MeanTargets([self._live_model(*member) for member in folders], self.teacher.ensemble_mean)
         if checkpoint == 0:
             return self._live_model(self.teacher, None)
@@ -360,18 +358,18 @@ class _Teacher:
 
     def _live_model(self, model: Stage, folder: Path | None) -> LiveTargets:
         """Return the live outputs of ``model`` as saved in ``folder``; before its first epoch if ``folder`` is None."""
-        split = self.builder.inputs.split(with_teacher_tokenizer(self.stage, model), self.stage.train_split)
-        network = load_model(folder, self.stage.head) if folder else self.builder.untrained(model)
-        return LiveTargets(network, split, self.needs, self.builder.device)
+        split = self.pipeline.inputs.split(with_teacher_tokenizer(self.stage, model), self.stage.train_split)
+        network = load_model(folder, self.stage.head) if folder else self.pipeline.untrained(model)
+        return LiveTargets(network, split, self.needs, self.pipeline.device)
 
     def from_cache(self, checkpoint: int | None) -> CachedTargets:
         spec = targets_spec(self.stage, checkpoint)
-        folder = self.builder.store.get(spec, partial(self._write, checkpoint=checkpoint))
-        return CachedTargets(folder, self.builder.device, self.needs)
+        folder = self.pipeline.store.get(spec, partial(self._write, checkpoint=checkpoint))
+        return CachedTargets(folder, self.pipeline.device, self.needs)
 
     def _write(self, folder: Path, checkpoint: int | None) -> None:
         if self.teacher.has_columns:
-            logits = self.builder.column_outputs(self.stage)
+            logits = self.pipeline.column_outputs(self.stage)
             np.save(folder / "logits.npy", np.tile(logits, (self.stage.views or 1, 1)))
         else:
             teacher, share = self.live(checkpoint), cached_share(self.stage)
@@ -426,7 +424,7 @@ class FinalScores:
         for name, split in self.splits.items():
             if not store.has(self.spec(name)) and not all(store.has(model.spec) for model in self.models):
                 continue
-            metrics: dict[str, float] = json.loads((self._folder(name) / METRICS).read_text(encoding="utf-8"))
+            metrics: dict[str, float] = json.loads((self._folder(name) / METRICS_FILE).read_text(encoding="utf-8"))
             task = self.stage.task
             if set(task.metrics) - metrics.keys():  # the run that predicted the split asked for other metrics
                 metrics = task.score(self.outputs(name), split)
@@ -444,6 +442,6 @@ class FinalScores:
                 outputs.append(torch.from_numpy(predict(model, split, pipeline.device)))
             mean = (self.stage.ensemble_mean(outputs) if self.stage.members else outputs[0]).numpy()
             np.save(folder / _OUTPUTS, mean)
-            write_json(folder / METRICS, task.score(mean, self.splits[name]))
+            write_json(folder / METRICS_FILE, task.score(mean, self.splits[name]))
 
         return self.pipeline.store.get(self.spec(name), write)

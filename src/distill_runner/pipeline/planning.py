@@ -7,9 +7,6 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import Spec, Store, key_of
 from distill_runner.pipeline.targets import Mode, live_reason, targets_spec
 
-METRICS = "metrics.json"
-"""The last file of a trained stage: its scores and sizes."""
-
 
 @dataclass(frozen=True)
 class PlannedArtifact:
@@ -45,7 +42,7 @@ def plan(stage: Stage, store: Store, targets: Mode = "auto") -> list[PlannedArti
 def stage_summary(stage: Stage) -> str:
     """Return the data, model size, origin and loss terms of a stage in a few words."""
     config = stage.config
-    data = config.task.name if config.task else f"corpus {config.corpus.name}" if config.corpus else ""
+    data = f"corpus {config.corpus.name}" if config.corpus else stage.task.name
     data += f" on {config.transfer.name}" if config.transfer else ""
     if config.prediction_source is not None:
         members = ", ".join(config.prediction_source.sources)

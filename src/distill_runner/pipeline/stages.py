@@ -22,6 +22,8 @@ from distill_runner.pipeline.store import SCHEMA, Spec, key_of
 from distill_runner.tasks import AnyTask
 from distill_runner.tasks.scores import TRANSFER
 
+METRICS_FILE = "metrics.json"
+"""The last file of the artifact of a stage: its scores and sizes."""
 STAGE = "stage:"
 """Prefix of a model's source that is an earlier stage."""
 CORPUS: Final = "corpus"

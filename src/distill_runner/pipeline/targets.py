@@ -10,7 +10,6 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.splits import Split
-from distill_runner.models.features import EncoderShape, FeatureRequest
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import SCHEMA, Spec
 from distill_runner.tasks.task_splits import HELD_OUT
@@ -46,21 +45,16 @@ def live_reason(stage: Stage, mode: Mode) -> str | None:
     return reason
 
 
-def cache_bytes(
-    needs: FeatureRequest,
-    teacher: EncoderShape,
-    split: Split,
-    num_checkpoints: int = 1,
-    dtype: str = "float32",
-    share: float = 1.0,
-) -> int:
-    """Return the size in bytes of the caches of ``needs`` for a share of ``split``, one cache for each checkpoint."""
-    logits = split.num_outputs * teacher.num_labels if needs.logits else 0
-    numbers = num_checkpoints * share * (logits + len(split) * len(needs.cls) * teacher.width)
-    return np.dtype(dtype).itemsize * round(numbers)
+def cache_bytes(stage: Stage, split: Split, num_checkpoints: int, share: float) -> int:
+    """Return the size in bytes of the teacher's caches for a share of ``split``, one cache for each checkpoint."""
+    assert stage.teacher is not None
+    needs, shape = stage.teacher_needs, stage.teacher.shape
+    logits = split.num_outputs * shape.num_labels if needs.logits else 0
+    numbers = num_checkpoints * share * (logits + len(split) * len(needs.cls) * shape.width)
+    return np.dtype(stage.teacher_outputs).itemsize * round(numbers)
 
 
-def choose_cache(mode: Mode, size: int, folder: Path) -> tuple[bool, str]:
+def cache_decision_by_size(mode: Mode, size: int, folder: Path) -> tuple[bool, str]:
     """Return whether to cache targets of ``size`` bytes in ``folder``, and the reason.
 
     ``auto`` caches targets that take less than half of the free disk space.

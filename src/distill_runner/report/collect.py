@@ -31,8 +31,13 @@ _FIELDS: dict[str, Any] = {
     **{name: (type_ | None, None) for type_, names in TYPES.items() for name in names},
 }
 CHECKED: type[BaseModel] = create_model("CHECKED", __config__=ConfigDict(strict=True), **_FIELDS)
-TEST_PREDICTIONS = "test-predictions-*.npz"
-"""Files of a run's folder with the predictions for test splits, in the format of those for validation splits."""
+VALIDATION_PREDICTIONS, TEST_PREDICTIONS = "predictions-*.npz", "test-predictions-*.npz"
+"""Prediction files in a run's folder, one per validation or test split: ``outputs`` (N, C) and ``labels`` (N,).
+
+Where examples depend on each other, they have ``clusters`` (N,) and, if the score is a mean over examples,
+``score-<metric>`` (N,). If it is the F1 of sums over examples, they have ``counts-<metric>`` (N, 3) instead: true
+positives, predicted and actual positives of each; or (N, 3 T), whose F1 is the mean over T classes.
+"""
 PICTURES = "pictures"
 """Folder of the pictures of examples, in a run's folder."""
 

@@ -10,18 +10,11 @@ import numpy as np
 from distill_runner.common.errors import UserError, quantity, suggestion
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, metric_function
 from distill_runner.report import resampling
-from distill_runner.report.collect import TEST_PREDICTIONS, Result, scored_on, tested_on
+from distill_runner.report.collect import TEST_PREDICTIONS, VALIDATION_PREDICTIONS, Result, scored_on, tested_on
 from distill_runner.report.frame import Cell, Point, ResultTable, held_out_column
 from distill_runner.report.identity import differences, shared_stages
 from distill_runner.report.statistics import ALPHA, MethodTest, holm
 
-PREDICTIONS = "predictions-*.npz"
-"""Prediction files in a run's folder, one per validation or test split: ``outputs`` (N, C) and ``labels`` (N,).
-
-Where examples depend on each other, they have ``clusters`` (N,) and, if the score is a mean over examples,
-``score-<metric>`` (N,). If it is the F1 of sums over examples, they have ``counts-<metric>`` (N, 3) instead: true
-positives, predicted and actual positives of each; or (N, 3 T), whose F1 is the mean over T classes.
-"""
 BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "the same", "undecided"
 
 
@@ -300,7 +293,7 @@ class Predictions:
 
     @classmethod
     def read(cls, file: Path, metric: str) -> "Predictions":
-        """Read a file of ``PREDICTIONS``.
+        """Read a file of ``VALIDATION_PREDICTIONS`` or ``TEST_PREDICTIONS``.
 
         Raises:
             OSError, ValueError, KeyError: the file is truncated, or not written by this package.
@@ -324,7 +317,10 @@ def _predictions(run: Result) -> Predictions | None:
     """Return the predictions of the run's split; None if their score is not the run's."""
     if "read" in run:  # a file of predictions
         return run["read"]
-    pattern, split = TEST_PREDICTIONS if tested_on(run) else PREDICTIONS, "".join(scored_on(run) or ["validation"])
+    pattern, split = (
+        TEST_PREDICTIONS if tested_on(run) else VALIDATION_PREDICTIONS,
+        "".join(scored_on(run) or ["validation"]),
+    )
     try:
         predictions = Predictions.read(Path(run["folder"], pattern.replace("*", split)), run["metric"])
     except (OSError, ValueError, KeyError):  # truncated, or not written by this package

@@ -26,8 +26,7 @@ from distill_runner.methods.hidden_states import Attention
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.pipeline.build import FinalScores, Pipeline
 from distill_runner.pipeline.inputs import hub_commits
-from distill_runner.pipeline.planning import METRICS
-from distill_runner.pipeline.stages import STAGE, Stage
+from distill_runner.pipeline.stages import METRICS_FILE, STAGE, Stage
 from distill_runner.report import published
 from distill_runner.report.identity import flat, recorded_identity
 from distill_runner.report.published import Quantity, ScoredModel
@@ -348,7 +347,7 @@ def measured_stage(stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
     """
     if (artifact := pipeline.store.find(stage.spec)) is None:
         return None
-    measured: dict[str, Any] = json.loads((artifact / METRICS).read_text(encoding="utf-8"))
+    measured: dict[str, Any] = json.loads((artifact / METRICS_FILE).read_text(encoding="utf-8"))
     task = stage.config.task
     if task is not None and set(task.metrics) - measured["metrics"].keys():
         outputs = validation_outputs(stage, pipeline).items()

@@ -29,9 +29,9 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
-from distill_runner.pipeline.build import Pipeline, decide_cached, no_log, training_conditions
-from distill_runner.pipeline.planning import METRICS, position_warnings, stage_summary, stages_to_build
-from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.build import Pipeline, cache_decision, no_log, training_conditions
+from distill_runner.pipeline.planning import position_warnings, stage_summary, stages_to_build
+from distill_runner.pipeline.stages import METRICS_FILE, Stage
 from distill_runner.pipeline.store import Store, key_of
 from distill_runner.pipeline.targets import cache_bytes, cached_share, targets_spec
 from distill_runner.sweeping.points import Grid, GridPoint
@@ -167,10 +167,11 @@ class Estimator:
         num_steps = optim.num_steps(per_epoch)
         num_epochs = max(1, -(-num_steps // per_epoch))  # a model that is not trained is evaluated once
         matrices = products(stage.shape)
-        cached = stage.teacher is not None and decide_cached(stage, self.pipeline)[0]
+        cached = stage.teacher is not None and cache_decision(stage, self.pipeline)[0]
         live = FORWARD * self._teacher_products(stage) if not cached else 0.0
         trained = matrices + live if stage.config.method.terms else 0.0
-        work = num_steps * optim.batch_size * trained + num_epochs * data.num_evaluated * FORWARD * matrices
+        evaluated = num_epochs * sum(map(len, data.evaluated))
+        work = num_steps * optim.batch_size * trained + evaluated * FORWARD * matrices
         seconds = self.seconds_in_store.get(_without_numbers(stage.spec))
         if seconds is None:
             seconds = START_SECONDS + self._seconds(work * float(data.lengths.mean()), stage)
@@ -179,15 +180,13 @@ class Estimator:
         return self._with_outputs(stage, seconds, size) if cached else Cost(seconds, size)
 
     def _with_outputs(self, stage: Stage, seconds: float, size: int) -> Cost:
-        assert stage.teacher is not None
         specs = [targets_spec(stage, checkpoint) for checkpoint in stage.teacher_checkpoints]
         new = {key_of(spec) for spec in specs if not self.pipeline.store.has(spec)} - self.counted_outputs
         self.counted_outputs |= new
         split, share = self.pipeline.inputs.split(stage, stage.train_split).teacher_inputs, cached_share(stage)
         tokens = share * len(split) * len(new) * float(split.lengths.mean())
         seconds += self._seconds(tokens * FORWARD * self._teacher_products(stage), stage) if new else 0
-        size += cache_bytes(stage.teacher_needs, stage.teacher.shape, split, len(new), stage.teacher_outputs, share)
-        return Cost(seconds, size)
+        return Cost(seconds, size + cache_bytes(stage, split, len(new), share))
 
     def _teacher_products(self, stage: Stage) -> float:
         if stage.teacher is None or stage.teacher.has_columns:
@@ -204,7 +203,7 @@ class Estimator:
         seconds: dict[str, list[float]] = {}
         for spec in self.pipeline.store.specs("stage"):
             with suppress(OSError, ValueError, LookupError):  # not complete
-                metrics = json.loads((self.pipeline.store.path(spec) / METRICS).read_text(encoding="utf-8"))
+                metrics = json.loads((self.pipeline.store.path(spec) / METRICS_FILE).read_text(encoding="utf-8"))
                 if metrics["conditions"] == training_conditions():
                     seconds.setdefault(_without_numbers(spec), []).append(metrics["wall_seconds"])
         return {key: fmean(values) for key, values in seconds.items()}

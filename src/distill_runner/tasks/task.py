@@ -28,7 +28,7 @@ from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head
-from distill_runner.tasks.scores import Scores, scores_line, training_scores
+from distill_runner.tasks import scores
 from distill_runner.tasks.split_account import SplitAccount, account_of_tables
 from distill_runner.tasks.task_splits import TaskSplits
 
@@ -157,20 +157,20 @@ class Task(TaskSplits):
         """Whether the data say what another model predicts for the training examples."""
         return bool(self.prediction_columns)
 
-    def training_scores(self, transfer: "TransferSet | None") -> Scores:
+    def training_scores(self, transfer: "TransferSet | None") -> scores.Scores:
         """Return what another model predicts for the examples of the training split, or else of a transfer set.
 
         Raises:
             UserError: the columns do not exist, or do not hold scores.
         """
-        return training_scores(self, transfer)
+        return scores.training_scores(self, transfer)
 
     def training_outputs(self, split: "Split", transfer: "TransferSet | None") -> np.ndarray:
         """Return that in the order of the outputs of the tokenized split, float32 (N, C); rows without a score are in
         neither.
         """
-        scores = self.training_scores(transfer)
-        return scores.outputs[scores.is_used]
+        own = self.training_scores(transfer)
+        return own.outputs[own.is_used]
 
     def prediction_width(self, transfer: "TransferSet | None") -> int:
         """Return the number of outputs of that other model for an example."""
@@ -178,7 +178,7 @@ class Task(TaskSplits):
 
     def scores_line(self, transfer: "TransferSet | None") -> AccountLine:
         """Return the line of the account on these scores."""
-        return scores_line(self, transfer)
+        return scores.scores_line(self, transfer)
 
     @property
     def weight_column(self) -> str | None:

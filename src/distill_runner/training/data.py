@@ -160,14 +160,11 @@ class TaskData:
     ) -> None:
         self.task, self.train, self.validation, self.device = task, train, validation, device
         self.selection, self.seed = selection, seed
+        self.evaluated: Sequence[Split] = [*validation.values()] if selection is None else [selection]
         held_out = selection.rows if selection is not None and selection.split is train else ()
         # Indices into the whole split, so that a cache of teacher targets serves every smaller share.
         self.indices = select_share(len(train), share, held_out)
         self.example_weights = None if train.example_weights is None else _mean_one(train.example_weights, self.indices)
-
-    @property
-    def num_evaluated(self) -> int:
-        return sum(map(len, self.validation.values() if self.selection is None else [self.selection]))
 
     @property
     def token_ids(self) -> np.ndarray | None:
@@ -219,14 +216,11 @@ class TextData:
 
     token_ids: np.ndarray | None = None
     """Sorted ids (U,) of the tokens that occur in any batch; None if any may: a corpus is too large to search."""
+    evaluated: Sequence[Split] = ()
+    """Splits that an evaluation reads."""
 
     def __init__(self, train: Split, device: Device) -> None:
         self.train, self.device = train, device
-
-    @property
-    def num_evaluated(self) -> int:
-        """Number of examples in one evaluation."""
-        return 0
 
     @property
     def lengths(self) -> np.ndarray:
@@ -256,13 +250,10 @@ class CorpusData(TextData):
     ) -> None:
         super().__init__(train, device)
         self.corpus, self.validation, self.seed = corpus, validation, seed
+        self.evaluated = [validation]
         self.special = torch.tensor(sorted(tokenizer.all_special_ids))
         self.mask_id, self.vocab_size = tokenizer.mask_token_id, len(tokenizer)
         self.continues = continuations(tokenizer) if corpus.whole_word else None
-
-    @property
-    def num_evaluated(self) -> int:
-        return len(self.validation)
 
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
         return self._masked(super().batch(index, epoch), epoch + 1)
@@ -332,8 +323,7 @@ def predict(model: PreTrainedModel, split: Split, device: Device, group: Process
         batches = batches_by_tokens(split.lengths, TOKENS_PER_BATCH[device.torch.type])
         for index in islice(batches, group.rank, None, group.size):
             batch = device.move(split.batch(index, device.length_multiple))
-            logits = extract(model, batch, FeatureRequest(logits=True)).logits
-            assert logits is not None
+            logits = extract(model, batch, FeatureRequest(logits=True)).logits_OC
             if outputs is None:
                 outputs = np.zeros((split.num_outputs, logits.shape[-1]), dtype=np.float32)
             outputs[batch.output_index] = logits.float().cpu().numpy()

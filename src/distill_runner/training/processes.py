@@ -24,7 +24,7 @@ from distill_runner.common.library_switches import computation_mode
 from distill_runner.common.process import ignore_interrupts
 from distill_runner.common.seeds import stage_seed
 
-Result = TypeVar("Result")
+Computed = TypeVar("Computed")
 TIMEOUT = timedelta(days=30)
 """Timeout for processes that wait while the main one prepares a stage; a dead process is noticed at once."""
 
@@ -91,7 +91,7 @@ class ProcessGroup:
             dist.all_reduce(message)
         return [bool(vote) for vote in message[: len(flags)]], None if counts is None else message[len(flags) :]
 
-    def broadcast_from_main(self, compute: Callable[[], Result]) -> Result:
+    def broadcast_from_main(self, compute: Callable[[], Computed]) -> Computed:
         """Run ``compute`` in the main process and return its result in all processes."""
         if self.size == 1:
             return compute()

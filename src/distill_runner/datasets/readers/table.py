@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,20 +46,23 @@ def text_of(value: Any) -> str:
 
 
 _KINDS: tuple[tuple[Any, str], ...] = (
+    (type(None), EMPTY),
     (bool, FLAG),
     ((int, float, Decimal), NUMBER),
     (bytes, BYTES),
     ((list, tuple), LIST),
     (dict, MAPPING),
+    ((date, time), TIME),
 )
 
 
 def value_type(value: Any) -> str:
     """Return the type of a single value."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        return DIGITS
     if isinstance(value, str):
-        return DIGITS if _NUMBER.fullmatch(value) else TEXT if value and not value.isspace() else EMPTY
-    other = EMPTY if value is None else TIME if hasattr(value, "isoformat") else MIXED
-    return next((kind for types, kind in _KINDS if isinstance(value, types)), other)
+        return TEXT if value.strip() else EMPTY
+    return next((kind for types, kind in _KINDS if isinstance(value, types)), MIXED)
 
 
 class FileProblem(Exception):

@@ -4,7 +4,6 @@ Shapes: T tokens of B windows; the two columns are start and end. ``bounds`` (B 
 of each window, followed by T. Each loss is a mean over windows; a softmax is over the tokens of one window.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -97,22 +96,11 @@ class Spans(Outputs):
         self.soft_ends = soft_ends
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
-        return span_cross_entropy(logits_OC, _bounds(batch), batch.gold, batch.example_weights)
+        return span_cross_entropy(logits_OC, batch.bounds, batch.gold, batch.example_weights)
 
     def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
-        sides = student_OC, teacher_OC, _bounds(batch)
+        sides = student_OC, teacher_OC, batch.bounds
         return soft_span_cross_entropy(*sides, temperature, self.soft_ends, batch.example_weights)
 
-    def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """Return the weighted mean of the logits, which corresponds to a geometric mean of the probabilities.
-
-        This is the usual ensemble of SQuAD models.
-        """
-        return torch.stack([weight * one for one, weight in zip(logits, weights, strict=True)]).sum(0)
-
     def logit_loss(self, student_OC: Tensor, target_OC: Tensor, batch: Batch, reduction: Reduction) -> Tensor:
-        return span_squared_error(student_OC, target_OC, _bounds(batch), reduction, batch.example_weights)
-
-
-def _bounds(batch: Batch) -> Tensor:
-    return torch.nn.functional.pad(batch.starts, (0, 1), value=batch.num_tokens)
+        return span_squared_error(student_OC, target_OC, batch.bounds, reduction, batch.example_weights)

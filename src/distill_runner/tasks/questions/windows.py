@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import TokenSplit
-from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, cut_windows, require_offsets
+from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, array_files, cut_windows, require_offsets
 from distill_runner.tasks.questions.data import Question, Windowing
 
 log = logging.getLogger(__name__)
@@ -123,12 +122,8 @@ def write_windows(
     (folder / "language.json").write_text(json.dumps(language), encoding="utf-8")
     options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
     truncated = 0
-    with ExitStack() as stack:
-        files = {
-            name: stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype))
-            for name, dtype in FILES.items()
-            if labeled or name != "labels"
-        }
+    dtypes = {name: dtype for name, dtype in FILES.items() if labeled or name != "labels"}
+    with array_files(folder, dtypes) as files:
 
         def append_text(name: str, text: str) -> None:
             files[f"{name}_bytes"].append(np.frombuffer(text.encode(), dtype=np.uint8))

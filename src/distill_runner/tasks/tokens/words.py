@@ -11,7 +11,6 @@ own pre-tokenizer, cut further between letters or digits and other characters, w
 import json
 import unicodedata
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import EXAMPLES_PER_CALL, TokenSplit
-from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, cut_windows, require_offsets
+from distill_runner.datasets.tokenization import SpecialTokens, array_files, cut_windows, require_offsets
 from distill_runner.tasks.decoding import MIN_PROBABILITY
 from distill_runner.tasks.tokens.sentences import UNITS, Sentence, Sentences
 from distill_runner.tasks.tokens.tags import TagSet
@@ -112,12 +111,8 @@ def write_words(
     frame = SpecialTokens.from_tokenizer(tokenizer)
     capacity, prefix = frame.max_text_tokens(max_length, pair=False), len(frame.single[0])
     divider, cut, num_long = _Divider(tokenizer), list[str](), 0
-    with ExitStack() as stack:
-        files = {
-            name: stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype))
-            for name, dtype in FILES.items()
-            if sentences.is_labeled or "tags" not in name
-        }
+    dtypes = {name: dtype for name, dtype in FILES.items() if sentences.is_labeled or "tags" not in name}
+    with array_files(folder, dtypes) as files:
         for name in ("offsets", "head_offsets", "bounds"):
             files[name].append([0])
         for sentence, (ids_P, words_P, ranges) in zip(sentences.items, divider.divide(sentences.items), strict=True):

@@ -324,12 +324,11 @@ class EmbeddingsTask(VectorTask):
         return pair_similarities(outputs[0::2], outputs[1::2], self.similarity or "cosine")[:, None]
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
-        values, labels = self.similarities(outputs), np.asarray(split.labels)
-        return {name: self.metric_functions[name](values, labels) for name in self.metrics}
+        return super().score(self.similarities(outputs), split)
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
         """Save the cosine of each pair and its score, as for a regression."""
-        np.savez(file, outputs=self.similarities(outputs), labels=np.asarray(split.labels))
+        super().save_predictions(file, self.similarities(outputs), split)
 
     def prediction_warnings(self, outputs: np.ndarray, split: Any) -> list[str]:
         spread = float(np.std(self.similarities(outputs)))

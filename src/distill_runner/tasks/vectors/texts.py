@@ -155,5 +155,4 @@ class Vectors(Outputs):
 
     def ensemble_mean(self, logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the weighted mean of the vectors, divided by its length."""
-        mean = torch.stack([weight * one for one, weight in zip(logits, weights, strict=True)]).sum(0)
-        return functional.normalize(mean, dim=-1)
+        return functional.normalize(super().ensemble_mean(logits, weights), dim=-1)
