@@ -86,7 +86,8 @@ def configuration_keys() -> dict[str, list[str]]:
         if not group.startswith("hydra"):
             text = file.read_text(encoding="utf-8")
             prefix = "" if group == "." or text.startswith("# @package _global_") else f"{group}."
-            owner = file.name if group == "." else group if file.stem.startswith("_") else f"{group}={file.stem}"
+            owner = group if file.stem.startswith("_") else f"{group}={file.stem}"
+            owner = file.name if group == "." else owner
             for key in _nested_keys(yaml.safe_load(text)):
                 keys.setdefault(f"{prefix}{key}", []).append(owner)
     return keys

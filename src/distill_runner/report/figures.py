@@ -194,9 +194,10 @@ def plot_means(axes: "Axes", places: Sequence[float], spreads: Sequence[Spread],
 
 def _epoch_scores(result: Result) -> list[float]:
     """Return the scores of a run after each epoch, up to the first that is missing or not finite."""
-    history, splits = result.get("history") or [], scored_on(result)
-    splits = [result["split"]] if "split" in result else splits if len(splits) > 1 else []
-    names = [f"{split}/{result['metric']}" for split in splits] or [result["metric"]]  # the plain name is what selects
+    history, splits = result.get("history") or [], [result["split"]] if "split" in result else scored_on(result)
+    names = [f"{split}/{result['metric']}" for split in splits]
+    if "split" not in result and len(splits) < 2:
+        names = [result["metric"]]  # of the split that selects
     scores = [[entry.get(name) if isinstance(entry, Mapping) else None for name in names] for entry in history]
     complete = takewhile(lambda of_epoch: all(isinstance(x, int | float) and isfinite(x) for x in of_epoch), scores)
     return [fmean(float(score or 0) for score in of_epoch) for of_epoch in complete]

@@ -91,9 +91,9 @@ class DelimitedReader(Reader):
         if self._is_tsv and self._quoting == csv.QUOTE_MINIMAL:
             record.remarks.append("quoted as in CSV")
         if num_long:
-            record.remarks.append(f"{num_long:,} row{'s' * (num_long > 1)} of several lines")
+            record.remarks.append(f"{quantity(num_long, 'row', ',')} of several lines")
         if blank:
-            record.remarks.append(f"{blank:,} blank line{'s' * (blank > 1)} left out")
+            record.remarks.append(f"{quantity(blank, 'blank line', ',')} left out")
 
     def _reader(self, separator: str | None = None, quoting: int | None = None) -> Any:
         lines = islice(self._file.lines(), self._skipped, None)

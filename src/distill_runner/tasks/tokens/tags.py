@@ -236,7 +236,7 @@ def complete_names(names: Iterable[str]) -> list[str]:
     names = list(dict.fromkeys(names))
     typed, parsed = [name for name in names if name != OUTSIDE], parse_tags(names)
     if parsed is None:
-        return [OUTSIDE] * (OUTSIDE in names) + sorted(typed)
+        return [OUTSIDE, *sorted(typed)] if OUTSIDE in names else sorted(typed)
     form, pairs = spelling(typed) or (SPELLINGS[0], [])
     letters = next((own for own in INVENTORIES if {letter for letter, _ in pairs} <= {*own}), "BIES")
     kinds = sorted({kind for _, kind in pairs})
