@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -56,6 +57,14 @@ def sketches(texts: Sequence[Sequence[str]]) -> np.ndarray:
     return sketches
 
 
+def _occurrences(sketches: np.ndarray) -> Any:
+    """Return a row for each hash of each example; equal hashes of an example's first and second text differ."""
+    import pandas as pd
+
+    is_hash, texts = sketches != _NONE, np.arange(sketches.shape[1], dtype=np.uint64)[:, None]
+    return pd.DataFrame({"example": np.nonzero(is_hash)[0], "hash": (sketches | texts << np.uint64(32))[is_hash]})
+
+
 def near_copies(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs of examples that are near copies in each of their texts, as their numbers, (P,) and (P,).
 
@@ -63,25 +72,13 @@ def near_copies(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.n
         first: sketches (N, C, K) of the larger set.
         second: sketches (M, C, K).
     """
-    salts = np.arange(first.shape[1], dtype=np.uint64)[:, None] << np.uint64(32)
-    keys = [np.where(part == _NONE, ~np.uint64(0), part | salts).reshape(len(part), -1) for part in (first, second)]
-    names = np.unique(keys[1])[:-1] if (keys[1] == ~np.uint64(0)).any() else np.unique(keys[1])
-    place = np.searchsorted(names, keys[0].ravel()).clip(max=len(names) - 1)
-    matches = np.flatnonzero(names[place] == keys[0].ravel())
-    of_name = place[matches]
-    order = np.argsort(of_name, kind="stable")
-    rows, counts = matches[order] // keys[0].shape[1], np.bincount(of_name, minlength=len(names) + 1)
-    starts = np.cumsum(counts) - counts
-    own = np.where(keys[1] == ~np.uint64(0), len(names), np.searchsorted(names, keys[1]))
-    own = np.take_along_axis(own, np.argsort(np.where(own == len(names), len(rows) + 1, counts[own]), axis=1), axis=1)
-    own = own[:, :RAREST].ravel()
-    numbers = np.repeat(np.repeat(np.arange(len(second)), RAREST)[: len(own)], counts[own])
-    offset = np.arange(len(numbers)) - np.repeat(np.cumsum(counts[own]) - counts[own], counts[own])
-    others = rows[np.repeat(starts[own], counts[own]) + offset]
-    pairs = np.unique(numbers * len(first) + others)
-    numbers, others = pairs // len(first), pairs % len(first)
-    is_near = np.ones(len(pairs), dtype=bool)
-    for start in range(0, len(pairs), AT_ONCE):
+    of_first, of_second = _occurrences(first), _occurrences(second)
+    of_second["count"] = of_second["hash"].map(of_first["hash"].value_counts()).fillna(0)
+    rarest = of_second.sort_values("count", kind="stable").groupby("example").head(RAREST)
+    pairs = rarest.merge(of_first, on="hash", suffixes=("", "_of_first"))[["example", "example_of_first"]]
+    numbers, others = pairs.drop_duplicates().sort_values([*pairs]).to_numpy().T
+    is_near = np.ones(len(numbers), dtype=bool)
+    for start in range(0, len(numbers), AT_ONCE):
         part = slice(start, start + AT_ONCE)
         one, other = first[others[part]], second[numbers[part]]
         shared = ((one[..., :, None] == other[..., None, :]) & (one != _NONE)[..., None]).any(axis=-1).sum(axis=-1)

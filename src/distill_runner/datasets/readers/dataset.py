@@ -216,13 +216,11 @@ class SplitSlice:
 
 def _spread_classes(order: np.ndarray, labels: Sequence[Any]) -> np.ndarray:
     """Return ``order`` sorted so that the k-th of n rows of a class comes after the share k/n of all rows."""
-    numbers: dict[Any, int] = {}
-    codes = np.array([numbers.setdefault(labels[row], len(numbers)) for row in order.tolist()], dtype=np.int64)
-    counts = np.bincount(codes)
-    by_class = np.argsort(codes, kind="stable")
-    ranks = np.empty(len(order), dtype=np.int64)
-    ranks[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    spread: np.ndarray = order[np.argsort(ranks / counts[codes], kind="stable")]
+    import pandas as pd
+
+    of_rows = pd.Series([labels[row] for row in order.tolist()], dtype=object)
+    classes = of_rows.groupby(of_rows)
+    spread: np.ndarray = order[np.argsort(classes.cumcount() / classes.transform("size"), kind="stable")]
     return spread
 
 
