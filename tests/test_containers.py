@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from distill_runner.commands.parser import parser_of, subcommand_of
-from distill_runner.common.errors import UserError
 from distill_runner.sweeping.points import Grid, GridPoint, SweepConfig
 from helpers.command import distill_run
 
@@ -108,20 +107,6 @@ def test_the_image_copies_what_the_context_has() -> None:
     assert '\ndistill-run = "distill_runner.cli:main"' in scripts
     extras = re.findall(r"EXTRAS=(\S+)", dockerfile)[0].split(",")
     assert all(f"\n{extra} = [" in scripts for extra in extras)
-
-
-@pytest.mark.parametrize("shard", ["1", "4/4", "-1/4", "a/b", "0/4 "])
-def test_other_shards_are_refused(shard: str) -> None:
-    with pytest.raises(UserError, match=r"sweep\.shard=.*must be i/n, with i from 0 to n - 1\n"):
-        SweepConfig(shard=shard)
-    with pytest.raises(UserError, match=r"sweep\.shard=0/5: the sweep has only 4 points\n.*at most 4 parts"):
-        SweepConfig(shard="0/5").shard_of(grid(4))
-
-
-@pytest.mark.parametrize("alone", [{"shard": "0/4"}, {"wait": False}])
-def test_halving_needs_all_scores(alone: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"sweep\.halving=2: compares all points"):
-        SweepConfig(halving=2, **alone)
 
 
 @pytest.mark.slow

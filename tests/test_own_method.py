@@ -57,6 +57,7 @@ def test_what_a_term_imports_from_beside_it_counts_too(place: Path, monkeypatch:
 
 
 def test_own_choices_are_shown_and_suggested(place: Path) -> None:
+    (place / "conf/method/broken.yaml").write_text("\tname: broken\n")
     assert ", relational," in distill_run(place, "--help").out
     assert "Did you mean 'relational'?" in distill_run(place, *COMMAND[:-1], "method=relationel").err
     assert "Did you mean 'loss.delta'?" in distill_run(place, *COMMAND, "loss.detla=1").err

@@ -4,8 +4,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
 from distill_runner import api
 from distill_runner.common.errors import UserError
@@ -18,7 +20,8 @@ from helpers.command import distill_run
     [
         (["task=rte method=rkd"], ["task=rte", "method=rkd"]),
         (["sweep.where=['loss.eta + loss.lambda <= 1']"], ["sweep.where=['loss.eta + loss.lambda <= 1']"]),
-        (["task.dataset=my data +a.b=1 ~tracker"], ["task.dataset=my data", "+a.b=1 ~tracker"]),
+        (["task.dataset=my data +a.b=1 ~tracker"], ["task.dataset=my data", "+a.b=1", "~tracker"]),
+        ([["task=rte", "seed=1"], {"optim": {"lr": 0.1}}, ""], ["task=rte", "seed=1", "optim.lr=0.1"]),
         ([{"lr": 2e-5, "plan": True, "labels": ["no", None]}], ["lr=2e-05", "plan=true", "labels=[no,null]"]),
     ],
 )
@@ -27,7 +30,10 @@ def test_overrides_are_texts_or_mappings(typed: list[api.Overrides], expected: l
 
 
 def test_a_run_is_composed_from_one_text() -> None:
+    GlobalHydra.instance().hydra = of_caller = Mock()
     assert api.compose("task=rte method=rkd", {"seed": 7}) == api.compose("task=rte", "method=rkd", "seed=7")
+    assert GlobalHydra.instance().hydra is of_caller
+    GlobalHydra.instance().clear()
 
 
 @pytest.mark.slow
@@ -44,7 +50,8 @@ def test_a_sweep_returns_the_frame_of_its_runs(
     def in_this_process(command: list[str], env: dict[str, str], **_: Any) -> Any:
         monkeypatch.setenv("DISTILL_STORE_DIR", env["DISTILL_STORE_DIR"])
         ended = distill_run(tmp_path, *command[3:])
-        return nullcontext(SimpleNamespace(stdout=(ended.err + ended.out).splitlines(keepends=True)))
+        lines = (ended.err + ended.out).splitlines(keepends=True)
+        return nullcontext(SimpleNamespace(stdout=lines, returncode=ended.code))
 
     monkeypatch.setattr(api, "Popen", in_this_process)
     monkeypatch.setattr(isolation, "run_isolated", lambda run, config, preload: run(config))

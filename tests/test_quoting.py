@@ -31,9 +31,3 @@ def test_bytes_that_are_no_text_are_refused() -> None:
     """No file takes them: the run would end with a traceback after its folder was made."""
     with pytest.raises(UserError, match="is not text in this locale's encoding"):
         hydra_arguments(["experiment=demo", "store.dir=/tmp/s\udcff"])
-
-
-@pytest.mark.parametrize("option", ["--config-name", "--config-path"])
-def test_the_configuration_cannot_be_chosen(option: str) -> None:
-    with pytest.raises(UserError, match=rf"^{option}=other: cannot be chosen.*\n.*--config-dir"):
-        hydra_arguments(["task=rte", option, "other"])

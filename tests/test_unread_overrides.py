@@ -87,6 +87,7 @@ def own_folder(tmp_path: Path) -> Any:
     for name, text in {
         "experiment/mine.yaml": "# @package _global_\nloss: {temperature: 3}\noptim: {lr: 1e-3, drop: 0.5}\nseed: 3\n",
         "experiment/other.yaml": "# @package _global_\nattention: {normalize: true}\n",
+        "experiment/bare.yaml": "loss: {temperature: 3}\n",
         "mapping/hot.yaml": "rule: hot\n",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -102,6 +103,7 @@ def test_keys_of_the_users_own_files_are_named_too(own_folder: Path) -> None:
         f"optim.drop=0.5 in experiment/mine.yaml {END}",
     ]
     assert unread("method=alp", experiment="other") == []
+    assert unread("method=alp", experiment="bare")[0].endswith(f"{END}; does its first line say # @package _global_?")
 
 
 def test_a_sweep_is_no_single_run() -> None:

@@ -10,7 +10,8 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
     from distill_runner.compose.run_config import RunConfig
 
-Overrides = str | Mapping[str, Any]
-"""Overrides in a text, ``"task=rte method=alp"``, or as a mapping, ``{"optim.lr": 2e-5}``."""
+Overrides = str | Mapping[str, Any] | Sequence[str]
+"""Overrides in a text, ``"task=rte method=alp"``, as a mapping, ``{"optim": {"lr": 2e-5}}``, or in a list of texts."""
 TABLES = "tables: "
 """Beginning of the line in which a sweep names its folder, at its end."""
 DEFAULT_STORE = "outputs/store"
@@ -41,13 +42,18 @@ def override_list(overrides: Sequence[Overrides]) -> list[str]:
     >>> override_list(["task=rte method=alp", {"seed": 1, "task.test": None, "task.columns": ["a", "b"]}])
     ['task=rte', 'method=alp', 'seed=1', 'task.test=null', 'task.columns=[a,b]']
     """
-    typed = []
+    typed = list[str]()
     for part in overrides:
         if isinstance(part, str):
-            typed += re.split(r"\s+(?=[+~]{0,2}[\w./@]+=)", part.strip())
-        else:  # a text is typed as it is, such as "1,2" for two points
-            items = part.items()
-            typed += [f"{key}={value if isinstance(value, str) else format_typed(value)}" for key, value in items]
+            typed += filter(None, re.split(r"\s+(?=[+~]{0,2}[\w./@]+=|~[\w./]+(?:\s|$))", part.strip()))
+        elif isinstance(part, Mapping):
+            for key, value in part.items():
+                if isinstance(value, Mapping) and value:
+                    typed += override_list([{f"{key}.{inner}": leaf for inner, leaf in value.items()}])
+                else:  # a text is typed as it is, such as "1,2" for two points
+                    typed.append(f"{key}={value if isinstance(value, str) else format_typed(value)}")
+        else:
+            typed += override_list(part)
     return typed
 
 
@@ -87,10 +93,7 @@ def _single(overrides: Sequence[str]) -> "DictConfig":
         axes = [f"{key}={values}" for key, values in (hydra.sweeper.params or {}).items() if key not in typed]
         if hydra.mode == RunMode.MULTIRUN and axes:
             problem = f"is a sweep, but one run is composed here: {' '.join(axes)}"
-            names = " and ".join(axis.partition("=")[0] for axis in axes)
-            remedy = f"Choose {names} for one of its runs; distill-run {groups[-1]} makes them all."
-            key, _, value = groups[-1].partition("=")
-            raise UserError(key, value, problem, remedy)
+            raise UserError(groups[-1], None, problem, "Give each key one value, or call api.sweep.")
     return composed(*overrides)
 
 
@@ -138,17 +141,16 @@ def run(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool =
 
 @contextmanager
 def _printed_log(progress: bool) -> Iterator[None]:
-    """Print the log of this package within the context, if nobody else would show it."""
+    """Print the log of this package within the context, if nobody else would show it; without ``progress`` nothing."""
     package = logging.getLogger("distill_runner")
-    if not progress or package.hasHandlers():
-        yield
-        return
-    handler, level = logging.StreamHandler(), package.level
+    handler, level = logging.StreamHandler() if progress else logging.NullHandler(), package.level
     handler.setFormatter(logging.Formatter("%(message)s"))
-    package.addHandler(handler)
-    package.setLevel(logging.INFO)
+    if not package.hasHandlers():
+        package.addHandler(handler)
+        package.setLevel(logging.INFO)
     try:
-        yield
+        with nullcontext() if progress else redirect_stdout(StringIO()):
+            yield
     finally:
         package.removeHandler(handler)
         package.setLevel(level)
@@ -177,9 +179,9 @@ def sweep(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool
             folder = lines[-1].removeprefix(TABLES) if line.startswith(TABLES) else folder
             if progress:
                 print(line, end="")
-    if not folder:
+    if not folder and process.returncode:
         raise UserError("sweep", None, "\n  ".join(lines))
-    points = json.loads(Path(folder, "sweep.json").read_text(encoding="utf-8"))["points"]
+    points = json.loads(Path(folder, "sweep.json").read_text(encoding="utf-8"))["points"] if folder else []
     return frame(result for point in points if (result := read_result(Path(point["folder"]))) is not None)
 
 
@@ -287,6 +289,7 @@ def composed(*overrides: str, hydra: bool = False) -> "DictConfig":
     from distill_runner.compose.folders import config_folder
 
     resolvers.register()
+    of_caller = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
@@ -294,3 +297,5 @@ def composed(*overrides: str, hydra: bool = False) -> "DictConfig":
             return compose("config", typed, return_hydra_config=hydra)
     except Exception as error:
         raise explain(error, overrides) or error from error
+    finally:
+        GlobalHydra.instance().hydra = of_caller

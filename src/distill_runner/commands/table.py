@@ -27,9 +27,7 @@ def show_table(options: Namespace) -> None:
     results = select_results(options.folders, {"task": options.task, "method": options.method})
     if options.format == "picture":
         picture = _picture(options.out)
-        if not (scored := drawable(results)):
-            raise UserError("--format", "picture", "no student has finished")
-        save(score_figure(scored), picture)
+        save(score_figure(drawable(results)), picture)
         return
     table = tabulate(results, options.split)
     comparisons = [*optimism(table), *compare(table, *options.compare, margin=options.margin)]

@@ -54,7 +54,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
         return None
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
-        if not equals:
+        if not equals or key.startswith("-"):
             return UserError(error.override, None, "is not of the form <key>=<value>", HELP)
         remedy = "Brackets and quotes must come in pairs; in the shell, quote the whole override: "
         remedy += override(key, ["<a>", "<b>"])
@@ -75,13 +75,19 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
         remedy = "Several runs: " + command(shlex.join(["distill-run", "-m", *sweeper, f"{match[1]}={match[2]}"]))
         return UserError(match[1], match[2], "stands for several values", remedy)
     if match := re.search(r"(?:Could not override|Could not delete from config\.|Interpolation key) '([^'@]+)", text):
+        deleted = tuple(part[1:].partition("=")[0] for part in overrides if part.startswith("~"))
+        if match[1].startswith(deleted) and match[1] in configuration_keys():
+            return UserError(match[1], None, "cannot be deleted: it is null, or others refer to it", "Leave it out.")
         return _no_such_key(match[1])
+    if match := re.search(r"already at '(\S+)'|Multiple values for (\S+)\.|^(\S+) appears more than once", text):
+        remedy = "Leave out a plus sign; in the defaults of a file, write override before the name."
+        return UserError(match[match.lastindex or 0], None, "is in the configuration already", remedy)
     if isinstance(error, OSError) and error.filename:
         remedy = "Work in a folder that you may write to, or set hydra.run.dir and store.dir."
         return UserError(str(error.filename), None, error.strerror or "cannot be used", remedy)
     first, *rest = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, OmegaConfBaseException) and error.full_key:
-        return UserError(error.full_key, None, first)
+        return UserError(error.full_key, None, re.sub(r"^\w+ raised while resolving interpolation: ", "", first))
     return UserError("configuration", None, first, rest[0] if rest else "")
 
 
@@ -128,11 +134,11 @@ def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -
     keys = [override.partition("=")[0].lstrip("+") for override in overrides]
     group = next((key for key in keys if file.startswith(f"{key}/")), file.rpartition("/")[0])
     name = file.removeprefix(f"{group}/")
-    remedy = suggestion(name, choices(group) or names) or HELP
+    remedy = suggestion(name, names if group.startswith("hydra/") else choices(group) or names) or HELP
     if group in _SOURCES and name and (Path(name).exists() or is_hub_id(name)):
         remedy = "For a folder or an id of the hub: " + override(*_SOURCES[group], name)
-    if group == "hydra/sweeper" and name == "optuna":
-        remedy = command("pip install hydra-optuna-sweeper")
+    if group.startswith("hydra/") and name in ("joblib", "submitit_local", "optuna"):
+        remedy = command(f"pip install hydra-{name.partition('_')[0]}-{group.removeprefix('hydra/')}")
     return UserError(group, name, "there is no such choice", remedy)
 
 

@@ -1,6 +1,7 @@
 """Configuration folders: the package's own and a user's, whose files add to the package's files or replace them."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,9 @@ def configuration_keys() -> dict[str, list[str]]:
             prefix = "" if group == "." or text.startswith("# @package _global_") else f"{group}."
             owner = group if file.stem.startswith("_") else f"{group}={file.stem}"
             owner = file.name if group == "." else owner
-            for key in _nested_keys(yaml.safe_load(text)):
-                keys.setdefault(f"{prefix}{key}", []).append(owner)
+            with suppress(yaml.YAMLError):  # of a file that the run does not choose
+                for key in _nested_keys(yaml.safe_load(text)):
+                    keys.setdefault(f"{prefix}{key}", []).append(owner)
     return keys
 
 

@@ -80,6 +80,7 @@ def unread_settings(
         if place == "+" and group != "stages" and key not in configuration_keys():
             raise UserError(key, None, "there is no such key", suggestion(key, configuration_keys()))
         hint = f"; did you mean {group}={value}?" if key != group and value in choices(group) else ""
+        hint = "; does its first line say # @package _global_?" if group == "experiment" and place else hint
         lines.append(f"{key}={value}{place.strip('+')} has no effect: nothing in this run reads it{hint}")
     return lines
 

@@ -70,8 +70,7 @@ def write_pictures(results: Sequence[Result], folder: Path) -> list[Path]:
     Returns:
         The files, ``scores.png`` first.
     """
-    done = drawable(results)
-    if not done:
+    if not (done := drawable(results)):
         return []
     figures = {"scores": score_figure(done)}
     if curves := epoch_figure(done):
@@ -98,7 +97,12 @@ def score_figure(results: Sequence[Result]) -> "Figure":
 
     Runs that were selected on held-out examples have a separate panel. Rows and cells are the same as in the tables. If
     a cell has several settings, the best one is shown.
+
+    Raises:
+        UserError: there are no results.
     """
+    if not results:
+        raise UserError("results", None, "no student has finished")
     table, tasks = tabulate(results), {column_of(result): result["metric"] for result in results}
     with style():
         figure, axes = panels(len(tasks), 4, width=2.9, height=1.0 + 0.3 * len(table.rows))

@@ -64,7 +64,8 @@ def show_plan(grid: Grid, num_workers: int, retry_failed: bool) -> None:
         num_workers: number of points that run at the same time.
         retry_failed: whether points that failed are trained again.
     """
-    points, combinations = grid.points, [*(point.overrides for point in grid.points), *grid.dropped]
+    points, merged = grid.points, [point for point, _ in grid.merged]
+    combinations = [*(point.overrides for point in (*points, *merged)), *grid.dropped]
     counts = Counter(override for overrides in combinations for override in set(overrides))
     varying = {override for override, count in counts.items() if count < len(combinations)}
 

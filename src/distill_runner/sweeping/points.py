@@ -214,7 +214,7 @@ def combinations(overrides: Sequence[Override]) -> Iterator[tuple[str, ...]]:
     """Yield every combination of the values of a sweep's overrides; the last override varies fastest.
 
     Raises:
-        UserError: an override has an interval of values, which only other sweepers search.
+        UserError: an override has no values, or an interval of them, which only other sweepers search.
     """
     values: dict[str, list[str]] = {}
     for part in overrides:
@@ -225,6 +225,8 @@ def combinations(overrides: Sequence[Override]) -> Iterator[tuple[str, ...]]:
             raise UserError(key, None, "is an interval, and a grid takes single values", remedy)
         if part.is_sweep_override():
             values[key] = [*part.sweep_string_iterator()]
+            if not values[key]:
+                raise UserError(key, (part.input_line or "").partition("=")[2], "stands for no value")
         else:
             values[key] = [part.get_value_element_as_str()]
     return product(*([f"{key}={value}" for value in texts] for key, texts in values.items()))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from hydra.core.utils import JobReturn
 
-from distill_runner.common.errors import UserError, command, override
+from distill_runner.common.errors import UserError, override
 from distill_runner.pipeline import status
 from distill_runner.pipeline.planning import needed_specs
 from distill_runner.pipeline.stages import Stage
@@ -20,7 +20,7 @@ from distill_runner.pipeline.store import Store
 from distill_runner.report.collect import without_specs
 from distill_runner.report.figures import write_pictures
 from distill_runner.report.formats import write_report
-from distill_runner.sweeping.halving import by_cell, halve, halving_report, require_epochs
+from distill_runner.sweeping.halving import by_cell, halve, require_epochs
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tracking.trackers import track_sweep
 
@@ -72,13 +72,10 @@ def require_points(grid: Grid) -> None:
     """Check that the grid has a point, and that at least one point can run.
 
     Raises:
-        UserError: the grid has no point. If no point can run, the error of the first point is raised.
+        UserError: ``sweep.where`` drops all. If no point can run, the error of the first point is raised.
     """
     if not grid.points:
-        problem = "drops every point" if grid.dropped else "has no point"
-        values = "Give values: " + command("distill-run -m seed=1,2")
-        remedy = f"Points dropped: {len(grid.dropped)}." if grid.dropped else values
-        raise UserError("sweep.where" if grid.dropped else "sweep", None, problem, remedy)
+        raise UserError("sweep.where", None, "drops every point", f"Points dropped: {len(grid.dropped)}.")
     if all(point.error for point in grid.points):
         raise grid.points[0].error or AssertionError
 
@@ -255,7 +252,7 @@ def sweep_folder(root: Path, name: str, points: Sequence[GridPoint]) -> Path:
     return root / f"{name.replace('/', '-')}-{digest}"
 
 
-def finish(grid: Grid, folder: Path, name: str, halving: int | None, waited: bool = True) -> int:
+def finish(grid: Grid, folder: Path, name: str, waited: bool = True) -> int:
     """Print and save the table of all points.
 
     Args:
@@ -269,8 +266,6 @@ def finish(grid: Grid, folder: Path, name: str, halving: int | None, waited: boo
     pictures = write_pictures(results, folder)
     text = write_report(results, folder, name, pictures)
     print(text)
-    for cell in by_cell(grid.points) if halving else []:
-        print(f"\n{halving_report(cell, halving or 1)}")
     if run := next((point.run for point in grid.points if point.run), None):
         track_sweep(run.tracker, folder, folder.name, [without_specs(result) for result in results], text, pictures)
     log.info("tables: %s", folder)
