@@ -226,7 +226,7 @@ WARNING = "validation: the student predicts yes for all 71 examples"
             {"undefined": {"validation": {"matthews": "one class"}}},
             "of 1 of 2 runs is undefined (one class), which counts",
         ),
-        ({"warnings": [WARNING]}, f"a constant prediction in 1 of 2 runs ({WARNING})"),
+        ({"warnings": [WARNING]}, f"a constant prediction in 2 of 2 runs ({WARNING}; {WARNING.replace('yes', 'no')})"),
     ],
 )
 @pytest.mark.parametrize("style", ["markdown", "latex", "terminal"])
@@ -234,7 +234,8 @@ def test_a_score_that_says_nothing_is_explained_below_the_table(style: str, entr
     """MCC of a student that predicts one class was printed as 0.00; six students of WNLI passed in silence."""
     account = [{"topic": "scores", "text": "", "warnings": [], **entry}]
     first = result(seed=1, metric="matthews", account=account)
-    text = api.table([first, result(seed=2, metric="matthews", account=[], key="b")], style)
+    other = [{"topic": "scores", "warnings": [WARNING.replace("yes", "no")] if "warnings" in entry else []}]
+    text = api.table([first, result(seed=2, metric="matthews", account=other, key="b")], style)
     assert note in " ".join(text.split())
     assert ("warnings" in entry) == (f"  warning    {WARNING}" in result_row(first).splitlines())
     assert ("undefined" in entry) == ("undefined" in result_row(first))

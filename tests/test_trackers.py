@@ -69,7 +69,8 @@ def finished(tmp_path: Path) -> Path:
 def test_a_finished_run_is_sent_from_its_files(
     finished: Path, recorder: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_subcommand("track", [str(finished), "--project", "mine"])
+    with pytest.raises(UserError, match=r"^run=unfinished: has no finished run; all others were sent"):
+        run_subcommand("track", ["unfinished", str(finished), "--project", "mine"])
     opened, *points, summary = recorder
     assert opened[:4] == ("wandb", "mine", ("rte", "alp", "tiny"), "0a1b2c")
     assert points == [({"loss/kd": 0.25}, 1, 0.5), ({"validation/accuracy": 0.75}, 2, None)]

@@ -263,6 +263,7 @@ def test_wandb_offline_is_read_back(
     wandb_home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_TAGS", "b,c")
     config = TrackerConfig(name="wandb", project="pilot", tags=("a", "b"), title="alp on rte")
     with open_tracker(config, wandb_home, "key1", {"task": {"name": "rte"}}, "distill") as tracker:
         tracker.log({"loss": 0.5, "alpha/entropy": 2.0}, step=1, epoch=0.5)
@@ -279,7 +280,7 @@ def test_wandb_offline_is_read_back(
     first, second = read_back(wandb_home, "key1"), read_back(wandb_home, "key2")
 
     assert (first["project"], first["name"], first["run_id"]) == ("pilot", "alp on rte", "key1")
-    assert first["tags"] == ["a", "b"]
+    assert first["tags"] == ["a", "b", "c"]
     assert first["config"] == {"task": {"name": "rte"}}
     assert first["exit_code"] == 0
     summary = first["summary"]

@@ -30,8 +30,6 @@ Overrides = str | Mapping[str, Any] | Sequence[str]
 """Overrides in a text, ``"task=rte method=alp"``, as a mapping, ``{"optim": {"lr": 2e-5}}``, or in a list of texts."""
 TABLES = "tables: "
 """Beginning of the line in which a sweep names its folder, at its end."""
-DEFAULT_STORE = "outputs/store"
-"""Value of ``store.dir`` that nobody has set."""
 
 __all__ = ["compare", "compose", "figure", "frame", "results", "run", "sweep", "table"]
 
@@ -126,7 +124,7 @@ def run(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool =
     outputs, typed = Path(outputs).absolute(), override_list(overrides)
     config = _single(typed)
     try:
-        if config.store.dir == DEFAULT_STORE and not os.environ.get("DISTILL_STORE_DIR"):
+        if config.store.dir == "outputs/store" and not os.environ.get("DISTILL_STORE_DIR"):
             typed.append(f"store.dir={outputs / 'store'}")
             config = _single(typed)
         folder = outputs / "runs" / run_key(_root_=config)
@@ -144,7 +142,6 @@ def _printed_log(progress: bool) -> Iterator[None]:
     """Print the log of this package within the context, if nobody else would show it; without ``progress`` nothing."""
     package = logging.getLogger("distill_runner")
     handler, level = logging.StreamHandler() if progress else logging.NullHandler(), package.level
-    handler.setFormatter(logging.Formatter("%(message)s"))
     if not package.hasHandlers():
         package.addHandler(handler)
         package.setLevel(logging.INFO)

@@ -21,12 +21,15 @@ def track(options: Namespace) -> None:
     """Send the runs that the options name.
 
     Raises:
-        UserError: a folder has no finished run, or the tracker cannot be opened or does not take all of a run.
+        UserError: the tracker cannot be opened or does not take all of a run; or, in the end, for folders without a
+            finished run.
     """
+    unfinished = list[str]()
     for folder in options.runs:
         result = read_result(folder) if folder.is_dir() else None
         if result is None or result.get("status") != "done":
-            raise UserError("run", folder, "has no finished run", "Name folders of outputs/runs.")
+            unfinished.append(str(folder))
+            continue
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         recorded = settings.get("tracker") or {}
         fields = recorded if recorded.get("name") == options.tracker else {"name": options.tracker}
@@ -36,6 +39,8 @@ def track(options: Namespace) -> None:
             problem = f"did not take all of {folder}: see the warnings"
             raise UserError("--tracker", config.name, problem, "The same command sends the run again.")
         print(f"{folder} was sent to {config.name}, project {config.project}")
+    if unfinished:
+        raise UserError("run", " ".join(unfinished), "has no finished run; all others were sent")
 
 
 def track_command(config: TrackerConfig, folder: Path) -> str:

@@ -132,10 +132,10 @@ def notes(table: ResultTable) -> list[str]:
     }
     for reason_of, text in texts.items():
         for name, task, cell in table.cells:
-            runs = [run for point in cell.points for run in point.runs]
+            runs = [run for point in cell.points for run in point.runs if "tested_on" not in run]
             if reasons := [reason for run in runs if (reason := reason_of(run))]:
                 share = f"{len(reasons)} of {len(runs)} runs" if len(runs) > 1 else "the run"
-                sentences.append(text.format(f"{name} on {task}", share, reasons[0]))
+                sentences.append(text.format(f"{name} on {task}", share, "; ".join(dict.fromkeys(reasons))))
     return sentences
 
 

@@ -17,12 +17,8 @@ from distill_runner.sweeping.points import GridPoint
 
 log = logging.getLogger(__name__)
 
-Train = Callable[[Sequence[Sequence[str]]], None]
-"""Runs one job for each list of overrides."""
 Cell = list[list[GridPoint]]
 """Points of one cell of the table: for each setting, those that differ only in their seed."""
-Scores = Sequence[Sequence[float]]
-"""Scores of the points of one setting, each with one score after each of its epochs."""
 _ROUNDS = 2
 
 
@@ -34,14 +30,14 @@ def rungs(num_epochs: int, factor: int) -> list[int]:
     return list(dict.fromkeys(ceil(num_epochs / factor**power) for power in range(_ROUNDS, 0, -1)))
 
 
-def survivors(scores: Sequence[Scores], rung: int, factor: int) -> list[int]:
+def survivors(scores: Sequence[Sequence[Sequence[float]]], rung: int, factor: int) -> list[int]:
     """Return the numbers of the best ``1 / factor`` of the settings, rounded up, by mean of the seeds' best scores.
 
     Settings that tie with the last of them are kept as well, as where no setting has learned anything yet. Settings
     without a score are left out.
 
     Args:
-        scores: scores of each setting.
+        scores: for each setting, its points, each with one score after each of its epochs.
         rung: number of epochs whose scores count.
     """
     best = {number: fmean(max(values[:rung]) for values in seeds) for number, seeds in enumerate(scores) if seeds}
@@ -59,8 +55,14 @@ def by_cell(points: Iterable[GridPoint]) -> list[Cell]:
     return [[[by_key[str(run["key"])] for run in setting] for setting in by_setting(cell)] for cell in cells.values()]
 
 
-def halve(cells: Iterable[Cell], todo: list[GridPoint], train: Train, factor: int) -> list[GridPoint]:
-    """Train the points of each cell up to its rungs, and return the points of ``todo`` to train to the end."""
+def halve(
+    cells: Iterable[Cell], todo: list[GridPoint], train: Callable[[Sequence[Sequence[str]]], None], factor: int
+) -> list[GridPoint]:
+    """Train the points of each cell up to its rungs, and return the points of ``todo`` to train to the end.
+
+    Args:
+        train: runs one job for each list of overrides.
+    """
     remaining = []
     for cell in cells:
         settings = [

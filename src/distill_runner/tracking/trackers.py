@@ -226,7 +226,7 @@ class WandbTracker(Tracker):
                 project=config.project,
                 entity=config.entity,
                 group=config.group,
-                tags=config.tags,
+                tags=config.with_tags(*os.environ.get("WANDB_TAGS", "").split(",")).tags,
                 settings=wandb.Settings(
                     console="wrap" if config.console else "off",
                     init_timeout=WANDB_INIT_SECONDS,
@@ -246,7 +246,8 @@ class WandbTracker(Tracker):
                 wandb.teardown()  # W&B's service still holds the run id of the failed start
                 self.run = start("offline")
             except Exception as offline_error:
-                raise UserError("tracker", config.name, first_line(offline_error)) from offline_error
+                problem = " ".join(str(offline_error).partition("[type=")[0].split())
+                raise UserError("tracker", config.name, problem, "See your variables WANDB_*.") from offline_error
         # A separate step is the x axis: W&B drops points whose built-in step goes back, as in a resumed run.
         self.run.define_metric("*", step_metric="step")
         log.info("W&B: %s", self.run.url or f"wandb sync {Path(self.run.dir).parent}")
