@@ -23,7 +23,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
 
     def measure(_self: object, stage: Stage) -> float:
         stages.append(stage)
-        return 1 / plan.products(stage.shape)
+        return 1 / stage.shape.num_products
 
     monkeypatch.setattr(plan.Estimator, "_measure", measure)
     return stages
@@ -44,7 +44,7 @@ def test_all_costs_follow_from_one_measurement(compose: Compose, tmp_path: Path,
     assert stage.teacher is not None
     data = costs.pipeline.inputs.data(stage)
     length, twice = float(data.lengths.mean()), stage.teacher.shape.num_layers / stage.shape.num_layers
-    updates = stage.config.optim.num_steps(-(-len(data) // stage.config.optim.batch_size))
+    updates = stage.config.optim.num_steps(len(data))
     own = length * (updates * stage.config.optim.batch_size + 2 * sum(map(len, data.evaluated)) / 3)
     outputs = length * len(data) * twice / 3
     first, second = costs.cost(stage), costs.cost(student(compose("method=vanilla", "student.num_layers=2", "seed=9")))

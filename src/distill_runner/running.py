@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -363,11 +362,11 @@ def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
     for part in stages_to_build(stage, pipeline.store):
         if part.config.prediction_source is not None:
             continue
-        optim, shape = part.config.optim, part.shape
-        size = 3 * shape.num_layers * shape.width**2
+        optim = part.config.optim
+        size = 3 * part.shape.num_products
         if part.teacher is not None:
-            size += part.teacher.shape.num_layers * part.teacher.shape.width**2
-        num_steps = optim.num_steps(math.ceil(len(pipeline.inputs.data(part)) / optim.batch_size))
+            size += part.teacher.shape.num_products
+        num_steps = optim.num_steps(len(pipeline.inputs.data(part)))
         work[part.name] = float(num_steps * optim.batch_size * size)
     return work
 

@@ -18,7 +18,7 @@ the time of ``bernoulli_``.
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ LENGTH_MULTIPLE = 16
 PADDING = 0
 """Token id of the padding in ``Batch.to_padded``; attention masks it out."""
 
+Whole = TypeVar("Whole", int, np.ndarray)
 Unit = Literal["example", "output", "token"]
 """Unit that a loss is averaged over: examples, outputs of the head (several per example if token-wise) or tokens."""
 
@@ -51,6 +52,11 @@ class LengthGroup:
     padded_positions: Tensor
 
 
+def rounded_up(number: Whole, multiple: int) -> Whole:
+    """Return an integer, or an array of them, rounded up to a multiple of ``multiple``."""
+    return -(-number // multiple) * multiple
+
+
 def length_groups(
     lengths: np.ndarray, starts: np.ndarray, length_multiple: int | None, longest: int | None = None
 ) -> Iterator[LengthGroup]:
@@ -61,11 +67,10 @@ def length_groups(
         length_multiple: lengths are rounded up to a multiple of this number; None puts all sequences into one group.
         longest: padded length of that one group; None takes the longest sequence.
     """
-    padded_lengths = (
-        np.full_like(lengths, longest or lengths.max())
-        if length_multiple is None
-        else -(-lengths // length_multiple) * length_multiple
-    )
+    if length_multiple is None:
+        padded_lengths = np.full_like(lengths, longest or lengths.max())
+    else:
+        padded_lengths = rounded_up(lengths, length_multiple)
     cuts = [0, *(np.flatnonzero(np.diff(padded_lengths)) + 1), len(lengths)]
     for first, last in itertools.pairwise(cuts):
         lengths_n1, columns = lengths[first:last, None], np.arange(padded_lengths[first])

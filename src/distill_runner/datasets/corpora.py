@@ -1,5 +1,6 @@
 """Corpora and transfer sets of unlabeled text: mixtures of named parts, each read from a separate dataset."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -220,7 +221,7 @@ class Corpus(Mixture):
         sizes = [(part, size) for part, size in sizes if size]  # hold_out may leave a part no training document
         counts = quotas([size for _, size in sizes], self.exponent)
         for (part, size), quota in zip(sizes, counts, strict=True):
-            rounds = -(-quota // size)
+            rounds = math.ceil(quota / size)
             yield from islice(chain.from_iterable(self._part_documents(part, split) for _ in range(rounds)), quota)
 
     def _part_documents(self, part: CorpusPart, split: SplitName) -> Iterator[list[str]]:

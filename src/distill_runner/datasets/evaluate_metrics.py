@@ -61,7 +61,9 @@ class ExternalMetric:
         Raises:
             UserError: the metric does not fit the outputs.
         """
-        kind = "label_sets" if labels.ndim == 2 else "scores" if labels.dtype.kind == "f" else "classes"
+        kind = "scores" if labels.dtype.kind == "f" else "classes"
+        if labels.ndim == 2:
+            kind = "label_sets"
         score = self._compute(outputs, labels)
         if np.isnan(score):
             return Undefined(0.0, f"{self.name} is not a number")

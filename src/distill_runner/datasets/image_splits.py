@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill_runner.datasets.batches import GOLDEN, AnyBatch, Unit, split_mix
+from distill_runner.datasets.batches import GOLDEN, AnyBatch, Unit, rounded_up, split_mix
 from distill_runner.datasets.images import Augment
 from distill_runner.datasets.splits import Split
 
@@ -150,7 +150,7 @@ class ImageSplit(Split):
 
     def teacher_batch(self, batch: Any, multiple: int, length_multiple: int | None = None) -> Any:
         """Return a live teacher's batch: the augmented images of ``batch``, some repeated as in ``Split``."""
-        rows = torch.arange(-(-batch.size // multiple) * multiple) % batch.size
+        rows = torch.arange(rounded_up(batch.size, multiple)) % batch.size
         if len(rows) == batch.size:
             return batch
         return replace(batch, pixels=batch.pixels[rows], index=batch.index[rows], labels=None, output_rows=None)

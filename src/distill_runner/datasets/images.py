@@ -4,6 +4,7 @@ This module does not import torch, and Pillow only when images are decoded.
 """
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -141,7 +142,7 @@ def save_contact_sheet(file: Path, images: Sequence["Tensor"], captions: Sequenc
 
     lines = max(caption.count("\n") + 1 for caption in captions)
     step, height = TILE + LINE // 2, TILE + LINE * lines + LINE // 2
-    rows = -(-len(images) // COLUMNS)
+    rows = math.ceil(len(images) / COLUMNS)
     sheet = Image.new("RGB", (step * min(COLUMNS, len(images)) + LINE // 2, height * rows + LINE // 2), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=11)
     for number, (pixels, caption) in enumerate(zip(images, captions, strict=True)):

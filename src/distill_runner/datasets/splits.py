@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, length_groups
+from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, length_groups, rounded_up
 from distill_runner.datasets.tokenization import Examples, array_files, uses_segment_ids
 
 HOLD_OUT_SEED, SCORE_RANGES = 0, 10
@@ -76,7 +76,7 @@ class Split(ABC):
     def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
         """Return a live teacher's batch: the examples of ``batch``, some repeated up to a multiple of ``multiple``."""
         index = batch.index.numpy()
-        return self.batch(np.resize(index, -(-len(index) // multiple) * multiple), length_multiple)
+        return self.batch(np.resize(index, rounded_up(len(index), multiple)), length_multiple)
 
     @property
     def teacher_inputs(self) -> "Split":

@@ -145,6 +145,11 @@ class EncoderShape:
     def reads_images(self) -> bool:
         return self.num_channels > 0
 
+    @property
+    def num_products(self) -> int:
+        """The multiplications that a token takes in the layers, and so the number of their weights."""
+        return 12 * self.num_layers * self.width**2
+
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> "EncoderShape":
         if reads_images(config):

@@ -129,7 +129,9 @@ class StageConfig(Schema):
     @property
     def num_positions(self) -> int:
         """Maximum number of tokens of an example that the stage reads; 0 for images."""
-        return self.task.num_positions if self.task else self.corpus.max_length if self.corpus else 0
+        if self.task:
+            return self.task.num_positions
+        return self.corpus.max_length if self.corpus else 0
 
 
 class TeacherConfig(Schema):

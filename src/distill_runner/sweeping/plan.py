@@ -28,7 +28,7 @@ from distill_runner.common.terminal import duration, rounded, show
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
-from distill_runner.models.features import EncoderShape, FeatureRequest, Features
+from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.pipeline.build import Pipeline, cache_decision, no_log, training_conditions
 from distill_runner.pipeline.planning import position_warnings, stage_summary, stages_to_build
 from distill_runner.pipeline.stages import METRICS_FILE, Stage
@@ -155,7 +155,7 @@ class Estimator:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.seconds_per_product: float | None = None
-        """Measured seconds of an update, divided by its tokens and by ``products`` of the model."""
+        """Measured seconds of an update, divided by its tokens and by the ``num_products`` of the model."""
         self.counted_outputs = set[str]()
         """Keys of teacher outputs that an earlier stage's cost includes; stages share these outputs."""
 
@@ -164,15 +164,13 @@ class Estimator:
         if stage.config.prediction_source is not None:
             return Cost(0, 0)
         data, optim = self.pipeline.inputs.data(stage), stage.config.optim
-        per_epoch = -(-len(data) // optim.batch_size)
-        num_steps = optim.num_steps(per_epoch)
-        num_epochs = max(1, -(-num_steps // per_epoch))  # a model that is not trained is evaluated once
-        matrices = products(stage.shape)
+        num_epochs = max(1, optim.num_epochs(len(data)))  # a model that is not trained is evaluated once
+        matrices = stage.shape.num_products
         cached = stage.teacher is not None and cache_decision(stage, self.pipeline)[0]
         live = FORWARD * self._teacher_products(stage) if not cached else 0.0
         trained = matrices + live if stage.config.method.terms else 0.0
         evaluated = num_epochs * sum(map(len, data.evaluated))
-        work = num_steps * optim.batch_size * trained + evaluated * FORWARD * matrices
+        work = optim.num_steps(len(data)) * optim.batch_size * trained + evaluated * FORWARD * matrices
         seconds = self.seconds_in_store.get(_without_numbers(stage.spec))
         if seconds is None:
             seconds = START_SECONDS + self._seconds(work * float(data.lengths.mean()), stage)
@@ -192,7 +190,7 @@ class Estimator:
     def _teacher_products(self, stage: Stage) -> float:
         if stage.teacher is None or stage.teacher.has_columns:
             return 0
-        return sum(products(model.shape) for model in stage.teacher.members or (stage.teacher,))
+        return sum(model.shape.num_products for model in stage.teacher.members or (stage.teacher,))
 
     def disk(self, costs: Sequence[Cost]) -> str:
         free = disk_usage(self.pipeline.store.folder).free
@@ -210,7 +208,7 @@ class Estimator:
         return {key: fmean(values) for key, values in seconds.items()}
 
     def _seconds(self, work: float, stage: Stage) -> float:
-        """Return the time of ``work``, which is tokens times ``products``; the first trained ``stage`` is measured."""
+        """Return the time of ``work``, tokens times ``num_products``; the first trained ``stage`` is measured."""
         if work and self.seconds_per_product is None and stage.config.method.terms:
             self.seconds_per_product = self._measure(stage)
         return work * (self.seconds_per_product or 0.0)
@@ -245,7 +243,7 @@ class Estimator:
                 if len(seconds) > 1 and sum(seconds[1:]) > SECONDS:
                     break
             tokens = optim.batch_size * float(training.data.lengths.mean())
-        return fmean(seconds[1:] or seconds) / (tokens * (products(stage.shape) + matrices))
+        return fmean(seconds[1:] or seconds) / (tokens * (stage.shape.num_products + matrices))
 
     def _random(self, stage: Stage) -> PreTrainedModel:
         model, vocab_size = stage.root.config.model, self.pipeline.inputs.vocab_size(stage.root)
@@ -257,7 +255,7 @@ class Estimator:
         return build(model.model_copy(update=shape), stage.head, vocab_size)
 
     def _teacher(self, stage: Stage) -> tuple[TeacherTargets, float]:
-        """Return a live teacher, or zeros in place of one that is known by its predictions, and its ``products``."""
+        """Return a live teacher, or zeros in place of one that is known by its predictions, and its products."""
         teacher = stage.teacher
         if teacher is None:
             return NoTeacher(), 0.0
@@ -265,7 +263,7 @@ class Estimator:
             return _ZeroLogits(teacher.shape.num_labels), 0.0
         split = self.pipeline.inputs.split(stage, stage.train_split)
         live = LiveTargets(self._random(teacher), split, stage.teacher_needs, self.pipeline.device)
-        return live, FORWARD * products(teacher.shape)
+        return live, FORWARD * teacher.shape.num_products
 
 
 class _ZeroLogits(TeacherTargets):
@@ -276,11 +274,6 @@ class _ZeroLogits(TeacherTargets):
 
     def prepare(self, batch: Batch, progress: Progress | None, needs: FeatureRequest | None) -> Features:
         return Features(torch.zeros(batch.num_outputs, self.num_labels))
-
-
-def products(shape: EncoderShape) -> int:
-    """Return the multiplications that a token takes in the layers, and so the number of their weights."""
-    return 12 * shape.num_layers * shape.width**2
 
 
 def _without_numbers(spec: Any) -> str:

@@ -169,9 +169,12 @@ class ImagesTask(ClassificationTask):
         if not settings:
             return
         size = settings.get("size") if settings.get("do_resize", True) else None
-        sides = [size, size] if isinstance(size, int) else [size.get("height"), size.get("width")] if size else None
-        is_normalized, plain = settings.get("do_normalize", True), ([0.0] * len(self.mean), [1.0] * len(self.std))
-        mean, std = (settings.get("image_mean"), settings.get("image_std")) if is_normalized else plain
+        if isinstance(size, int):
+            size = {"height": size, "width": size}
+        sides = [size.get("height"), size.get("width")] if size else None
+        mean, std = [0.0] * len(self.mean), [1.0] * len(self.std)
+        if settings.get("do_normalize", True):
+            mean, std = settings.get("image_mean"), settings.get("image_std")
         folder_values = {"resize": sides, "mean": mean, "std": std}
         own = {"resize": self.resize, "mean": self.mean, "std": self.std}
         changed = [name for name, value in folder_values.items() if value and [*value] != [*(own[name] or ())]]

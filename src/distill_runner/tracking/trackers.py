@@ -77,7 +77,8 @@ class TrackerConfig(Schema):
     @field_validator("name")
     @classmethod
     def _exists(cls, name: str) -> str:
-        if name not in (trackers := ("none", *OPTIONAL)) and entry_point(_ENTRY_POINTS, name) is None:
+        trackers = ("none", *OPTIONAL)
+        if name not in trackers and entry_point(_ENTRY_POINTS, name) is None:
             problem = f"there is no such tracker, and no installed package registers one as {_ENTRY_POINTS}"
             raise UserError("tracker.name", name, problem, suggestion(name, trackers))
         return name

@@ -95,15 +95,17 @@ class Optim(Schema):
         unread = {"milestones", "drop"} if schedule != "steps" else set[str]()
         return unread | ({"betas", "eps"} if name == "sgd" else {"momentum", "nesterov"})
 
-    def num_steps(self, per_epoch: int) -> int:
-        """Return the number of steps in all epochs, where one epoch has ``per_epoch`` steps."""
-        bounds = (self.max_steps, None if self.epochs is None else self.epochs * per_epoch)
+    def steps_per_epoch(self, num_examples: int) -> int:
+        return math.ceil(num_examples / self.batch_size)
+
+    def num_steps(self, num_examples: int) -> int:
+        """Return the number of steps in all epochs of training on ``num_examples`` examples."""
+        bounds = (self.max_steps, None if self.epochs is None else self.epochs * self.steps_per_epoch(num_examples))
         return min(bound for bound in bounds if bound is not None)
 
     def num_epochs(self, num_examples: int) -> int:
         """Return the number of epochs that training on ``num_examples`` examples begins before its steps end."""
-        per_epoch = math.ceil(num_examples / self.batch_size)
-        return math.ceil(self.num_steps(per_epoch) / per_epoch)
+        return math.ceil(self.num_steps(num_examples) / self.steps_per_epoch(num_examples))
 
 
 class Runtime(Schema):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.batches import PADDING, Batch
+from distill_runner.datasets.batches import PADDING, Batch, rounded_up
 from distill_runner.datasets.corpora import Corpus
 from distill_runner.datasets.pretraining import continuations, mask_draws, mask_tokens
 from distill_runner.datasets.splits import HeldOutSplit, Split
@@ -74,12 +75,12 @@ def epoch_updates(
     batch_size, order = optim.batch_size, epoch_order(len(data), seed, epoch)
     if optim.bucketing:
         order = bucketed_order(data.lengths, batch_size, seed, epoch)
-    passes = -(-optim.accumulation // group.size) * group.size
+    passes = rounded_up(optim.accumulation, group.size)
     for start in range(first_step * batch_size, len(order), batch_size):
         update = order[start : start + batch_size]
         parts = np.array_split(update, min(passes, len(update)))
         own_parts = parts[group.rank :: group.size]
-        count = -(-len(parts) // group.size)
+        count = math.ceil(len(parts) / group.size)
         batches = [data.batch(part, epoch) for part in [*own_parts, parts[0]][:count]]
         shares = [*(len(part) / len(update) for part in own_parts), 0.0][:count]
         dropout_seed = int(np.random.default_rng([seed, epoch, start]).integers(2**63))

@@ -21,7 +21,7 @@ from distill_runner.common.errors import TrainingError, UserError, causes, first
 from distill_runner.common.files import try_machine_lock
 from distill_runner.common.library_switches import allow_tf32
 from distill_runner.common.process import num_launched
-from distill_runner.datasets.batches import LENGTH_MULTIPLE
+from distill_runner.datasets.batches import LENGTH_MULTIPLE, rounded_up
 from distill_runner.training.config import Precision
 
 log = logging.getLogger(__name__)
@@ -200,7 +200,7 @@ def _copies(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ..
 
 
 def _aligned_size(tensor: Tensor) -> int:
-    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+    return rounded_up(tensor.numel() * tensor.element_size(), _ALIGNMENT)
 
 
 def _parts(block: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:

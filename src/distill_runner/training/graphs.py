@@ -8,6 +8,7 @@ Shapes repeat because batches of texts are filled up: ``fill`` appends sequences
 """
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from distill_runner.common.errors import first_line
-from distill_runner.datasets.batches import Batch, length_groups
+from distill_runner.datasets.batches import Batch, length_groups, rounded_up
 from distill_runner.methods.base import Progress
 from distill_runner.training.devices import Device, mapped, shape_of, tensors_of
 
@@ -41,16 +42,12 @@ def fill(batches: Iterable[Batch]) -> list[Batch]:
     batches = [replace(batch, dropout_seed=None) for batch in batches]
     if not all(isinstance(batch, Batch) for batch in batches):
         return batches
-    longest = _rounded_up(max(group.is_token.shape[1] for batch in batches for group in batch.groups), LENGTH_STEP)
+    longest = rounded_up(max(group.is_token.shape[1] for batch in batches for group in batch.groups), LENGTH_STEP)
     tokens, outputs = max(batch.num_tokens for batch in batches), max(batch.num_outputs for batch in batches)
     most = TOKEN_STEP if len(batches) == 1 else tokens + TOKEN_STEP  # tokens that one of the batches may lack
-    extra = -(-most // longest) + 1
-    sizes = (longest, extra, _rounded_up(tokens + extra, TOKEN_STEP), _rounded_up(outputs + 1, OUTPUT_STEP))
+    extra = math.ceil(most / longest) + 1
+    sizes = (longest, extra, rounded_up(tokens + extra, TOKEN_STEP), rounded_up(outputs + 1, OUTPUT_STEP))
     return [_filled(batch, *sizes) for batch in batches]
-
-
-def _rounded_up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 def _filled(batch: Batch, longest: int, extra: int, total: int, total_outputs: int) -> Batch:

@@ -148,8 +148,8 @@ class Training:
         self.stateful |= {"optimizer": self.optimizer, "scaler": self.scaler}
         self.history = load_checkpoint(folder / CHECKPOINT, self.stateful, group)
         self.last_save, self.saved_step = time.monotonic(), self.history.step
-        self.per_epoch = math.ceil(len(data) / optim.batch_size)
-        self.num_steps = optim.num_steps(self.per_epoch)
+        self.per_epoch = optim.steps_per_epoch(len(data))
+        self.num_steps = optim.num_steps(len(data))
         self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, log_metrics)
         self.graphs = Graphs(self.take_update_on_device, device, self._graph_obstacle())
 

@@ -73,7 +73,9 @@ class TagSet:
         parsed = parse_tags(names)
         pairs = parsed or [(OUT, "") if name == OUTSIDE else (INSIDE, name) for name in names]
         has_ends = any(role in (END, SINGLE) for role, _ in pairs)
-        own: Scheme = "plain" if parsed is None else "bioes" if has_ends else "bio"
+        own: Scheme = "bioes" if has_ends else "bio"
+        if parsed is None:
+            own = "plain"
         if scheme not in (None, own) and (scheme, own) != ("iob1", "bio"):
             problem = f"but the tags are {own.upper()}: {format_typed(list(names)[:6])}"
             raise UserError("task.scheme", scheme, problem, override("task.scheme", None))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from distill_runner.common.errors import UserError, override
-from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
+from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, rounded_up
 from distill_runner.datasets.splits import EXAMPLES_PER_CALL, TokenSplit
 from distill_runner.datasets.tokenization import SpecialTokens, array_files, cut_windows, require_offsets
 from distill_runner.tasks.decoding import MIN_PROBABILITY
@@ -83,7 +83,7 @@ class Words(TokenSplit):
     def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
         """Return the windows with the words of ``batch``, which may be of another tokenizer."""
         windows = np.unique(np.searchsorted(self.head_offsets, batch.output_index, side="right") - 1)
-        return self.batch(np.resize(windows, -(-len(windows) // multiple) * multiple), length_multiple)
+        return self.batch(np.resize(windows, rounded_up(len(windows), multiple)), length_multiple)
 
 
 def write_words(
