@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationInfo, field_validator
 
-from distill_runner.common.errors import error_context
+from distill_runner.common.errors import error_context, format_value
 from distill_runner.common.schema import Assumption, Schema, validate_config, values_at
 from distill_runner.common.terminal import terminal_width
 from distill_runner.compose.folders import CONFIG_DIR
@@ -96,17 +96,13 @@ def paper_comparison(settings: Mapping[str, Any]) -> list[str]:
     recipe = settings["recipe"]
     rows = [("recipe", "this run", str(recipe["paper"]))]
     for key, claim in recipe.get("says", {}).items():
-        rows += [(key, _text(value), str(claim)) for value in values_at(settings, key)]
+        rows += [(key, format_value(value), str(claim)) for value in values_at(settings, key)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = []
     for key, value, claim in rows:
         head = f"{key:<{widths[0]}}  {value:<{widths[1]}}  "
         lines += textwrap.wrap(claim, terminal_width(), initial_indent=head, subsequent_indent=" " * len(head))
     return lines
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else "null" if value is None else str(value)
 
 
 def assumptions_of_files(settings: Mapping[str, Any]) -> list[str]:
