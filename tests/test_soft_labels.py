@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -208,7 +209,7 @@ def test_the_divergence_is_what_is_left_to_learn() -> None:
     student, teacher = torch.tensor([[0.5, -1.0, 2.0]]).double(), torch.tensor([[1.0, 0.0, -2.0]]).double()
     term = SoftLabels(temperature=2.0)
     term.outputs = Classes()
-    batch: Any = None
+    batch: Any = SimpleNamespace(output_weights=None)
     progress = Progress(0, 0, 1, 1)
     loss = term(Features(student), Features(teacher), batch, progress)
     p, q = np.exp(teacher.numpy() / 2), np.exp(student.numpy() / 2)
