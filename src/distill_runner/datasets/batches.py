@@ -28,7 +28,7 @@ LENGTH_MULTIPLE = 16
 PADDING = 0
 """Token id of the padding in ``Batch.to_padded``; attention masks it out."""
 
-Whole = TypeVar("Whole", int, np.ndarray)
+AnyInteger = TypeVar("AnyInteger", int, np.ndarray)
 Unit = Literal["example", "output", "token"]
 """Unit that a loss is averaged over: examples, outputs of the head (several per example if token-wise) or tokens."""
 
@@ -52,7 +52,7 @@ class LengthGroup:
     padded_positions: Tensor
 
 
-def rounded_up(number: Whole, multiple: int) -> Whole:
+def rounded_up(number: AnyInteger, multiple: int) -> AnyInteger:
     """Return an integer, or an array of them, rounded up to a multiple of ``multiple``."""
     return -(-number // multiple) * multiple
 
