@@ -1,6 +1,7 @@
 """A finished run's student as ONNX: files, outputs, table and card."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.splits import TokenSplit
+from distill_runner.deploy.folder import ModelFolder
 from distill_runner.deploy.measure import PaddedSplit, running_costs
 from distill_runner.deploy.onnx import quantize
 from distill_runner.deploy.serving import HEADING, with_section
+from distill_runner.models.build import load_model
 from distill_runner.report.card import with_license
 from helpers.command import distill_run
 
@@ -151,3 +154,24 @@ def test_engines_take_turns(tmp_path: Path) -> None:
 def test_mistakes_are_told(arguments: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         run_subcommand("export", [str(tmp_path), *arguments])
+
+
+def test_a_student_of_images_answers_as_its_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of its card prepares images as the processor that transformers reads from the folder."""
+    from PIL import Image
+    from transformers import AutoImageProcessor
+
+    inputs = "task=demo_digits student=resnet8 optim=cifar method=basic optim.max_steps=4 runtime.device=cpu"
+    assert not distill_run(tmp_path, *inputs.split(), "task.resize=[24,16]", "task.columns=[image]").code
+    (run,) = (tmp_path / "outputs" / "runs").iterdir()
+    monkeypatch.chdir(tmp_path)
+    run_subcommand("export", [str(run), "--examples", "8", "--no-int8"])
+    monkeypatch.chdir(run / "model")
+    code = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)[-1]
+    names = dict[str, Any]()
+    exec(code, names)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (9, 30), dtype=np.uint8))
+    pixels = AutoImageProcessor.from_pretrained(".")(image, return_tensors="pt")["pixel_values"]
+    folder = ModelFolder.read(str(run))
+    expected = load_model(folder.model, folder.head).eval()(pixel_values=pixels).logits.softmax(-1)[0].tolist()
+    assert [*names["predict"]([image])[0].values()] == pytest.approx(expected, abs=1e-5)

@@ -210,8 +210,8 @@ def sweep_of(task: Any) -> Any:
 
 def test_students_that_cannot_be_exported_are_refused_before_training() -> None:
     pytest.importorskip("onnxruntime")
-    with pytest.raises(UserError, match=r"task\.type=images are not exported"):
-        frontier_sweep.require_frontier(sweep_of(SimpleNamespace(exportable=False, type="images")))
+    with pytest.raises(UserError, match=r"not those of task\.type=images"):
+        frontier_sweep.require_frontier(sweep_of(SimpleNamespace(tokenized=False, type="images")))
 
 
 @pytest.mark.parametrize(

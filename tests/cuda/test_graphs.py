@@ -129,14 +129,9 @@ def test_losses_of_task_types(
             (tmp_path / f"{split}.csv").write_text("\n".join([f"{rows[0]},score,tags", *tags[1:]]))
         own = (f"task.dataset={tmp_path}", "task.columns=[sentence1]")
     texts = ("teacher=base", f"teacher.source={tiny_bert_folder}", "student.num_layers=2")
-    sizes: tuple[str, ...] = (
-        "optim.batch_size=16",
-        "teacher.optim.max_steps=4",
-        "runtime.log_every=2",
-        "task.max_length=32",
-    )
+    sizes = ["optim.batch_size=16", "teacher.optim.max_steps=4", "runtime.log_every=2", "task.max_length=32"]
     if not own:  # few examples, so that shapes repeat
-        sizes += ("task.train=train[:32]", "task.validation.validation=validation[:20]")
+        sizes += ["task.train=train[:32]", "task.validation.validation=validation[:20]"]
     named = (f"method={METHODS.get(kind, 'rkd')}", *TYPES[kind], *own, *(() if kind == "images" else texts), *sizes)
     compare(kind, "fp32", *dict.fromkeys(named), tiny=False)
 

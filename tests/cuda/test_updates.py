@@ -42,11 +42,6 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Counter[str]
         yield seen
 
 
-def stage_layers(run: RunConfig) -> list[int]:
-    """Of the models that a run trains, as far as its configuration says."""
-    return [stage.model.num_layers or 4 for stage in run.stages.values()]
-
-
 def losses_of(run: RunConfig, device: str, precision: str) -> list[Mapping[str, Any]]:
     points: list[Mapping[str, Any]] = []
 
@@ -59,11 +54,11 @@ def losses_of(run: RunConfig, device: str, precision: str) -> list[Mapping[str, 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-@pytest.mark.parametrize("method", choices("method"))
+@pytest.mark.parametrize("method", [*choices("method"), "rkd stages.student.optim.name=sgd"])
 def test_updates_of_every_method(
     method: str, precision: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = (f"method={method}",)
+    overrides = tuple(f"method={method}".split())
     run = compose(*overrides, f"store.dir={tmp_path}", *made_small(overrides), "runtime.log_every=100")
     with watched(monkeypatch) as updates:
         losses = losses_of(run, "cuda:0", precision)
@@ -71,18 +66,8 @@ def test_updates_of_every_method(
     assert all(math.isfinite(value) for point in losses for value in point.values())
     assert updates
     assert [waits for waits, _ in updates if waits] == []
-    deepest = max(stage_layers(run))
+    deepest = max(stage.model.num_layers or 4 for stage in run.stages.values())
     assert max(launches for _, launches in updates) <= LAUNCHES + LAUNCHES_OF_A_LAYER * deepest
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_updates_by_sgd(precision: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = (f"store.dir={tmp_path}", *made_small(("method=rkd",)), "runtime.log_every=100")
-    with watched(monkeypatch) as updates:
-        losses = losses_of(compose("method=rkd", *small, "stages.student.optim.name=sgd"), "cuda:0", precision)
-    assert losses
-    assert all(math.isfinite(value) for point in losses for value in point.values())
-    assert [waits for waits, _ in updates if waits] == []
 
 
 def test_a_gpus_losses_are_a_cpus(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from distill_runner.common.schema import LARGEST
 from distill_runner.deploy import measure
 from distill_runner.deploy.folder import ModelFolder
 from distill_runner.deploy.measure import BATCH, EXACT, INT8, ModelForm
-from distill_runner.deploy.onnx import FOLDER, NOT_EXPORTED, require_onnx, versions
+from distill_runner.deploy.onnx import FOLDER, require_onnx, versions
 from distill_runner.deploy.serving import write_service
 from distill_runner.pipeline.status import write_json
 from distill_runner.report.card import CARD
@@ -48,9 +48,6 @@ def export(options: Namespace) -> int:
         raise UserError("--data", None, problem, "Name a file: --data examples.csv")
     model = ModelFolder.read(options.folder, options.data, task_options(options.overrides))
     task, own = model.task, "model" if model.run is None else "student"
-    if not task.exportable:
-        problem = f"its model is for task.type={task.type}, which is not exported"
-        raise UserError("folder", options.folder, problem, NOT_EXPORTED)
     limit_threads(options.threads)
     started, target = time.time(), model.model
     if model.run is None:

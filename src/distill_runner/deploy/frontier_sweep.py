@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, command
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.process import pinned_cpus
 from distill_runner.common.schema import LARGEST, Schema
@@ -83,9 +83,9 @@ def require_frontier(grid: Grid) -> None:
         if point.stage is None:
             continue
         task, teacher = point.stage.config.task, point.stage.first_teacher
-        if task is None or not task.exportable:
-            problem = f"students of task.type={task.type if task else None} are not exported to ONNX"
-            raise UserError("sweep", "frontier", problem, onnx.NOT_EXPORTED)
+        if task is None or not task.tokenized:
+            problem = f"compares students that read texts, not those of task.type={task.type if task else None}"
+            raise UserError("sweep", "frontier", problem, command("distill-run export <run>") + " exports one student.")
         task.served_prompt()
         if teacher is None:
             continue

@@ -43,22 +43,25 @@ class PaddedSplit:
 
     Args:
         split: the tokenized examples.
-        tokenizer: their tokenizer, which knows the names of the model's inputs and the padding token.
+        tokenizer: of texts; it knows the names of the model's inputs and the padding token.
     """
 
     def __init__(self, split: "Split", tokenizer: Any) -> None:
-        self.split, self.names, self.padding = (split, tokenizer.model_input_names, tokenizer.pad_token_id or 0)
+        self.split, self.tokenizer = split, tokenizer
         self.order = np.argsort(split.lengths, kind="stable")
 
     def __len__(self) -> int:
         return len(self.split)
 
     def inputs(self, index: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Return the examples with the numbers ``index``, shortest first, padded to the longest of them."""
-        ids, segments, mask = self.split.batch(index).to_padded()
-        ids = ids.masked_fill(mask == 0, self.padding)
+        """Return the examples with the numbers ``index``, shortest first, texts padded to the longest of them."""
+        batch: Any = self.split.batch(index)
+        if self.tokenizer is None:
+            return {"pixel_values": batch.pixel_values.contiguous().numpy()}
+        ids, segments, mask = batch.to_padded()
+        ids = ids.masked_fill(mask == 0, self.tokenizer.pad_token_id or 0)
         arrays = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
-        return {name: arrays[name].numpy() for name in self.names if name in arrays}
+        return {name: arrays[name].numpy() for name in self.tokenizer.model_input_names if name in arrays}
 
     def outputs(self, engine: Engine, batch_size: int = BATCH) -> np.ndarray:
         """Return the outputs of ``engine`` for all examples, (``split.num_outputs``, C), in the order of the split.
@@ -270,11 +273,13 @@ def evaluate(
     engines, splits, rows = dict[str, Any](), dict[str, PaddedSplit](), list[ModelForm]()
     with TemporaryDirectory() as scratch:
         for name, (model, target) in models.items():
-            tokenizer, folder = resolve_source(str(model)).tokenizer(), Path(scratch) / name
+            tokenizer = resolve_source(str(model)).tokenizer() if task.tokenized else None
+            folder = Path(scratch) / name
             folder.mkdir()
             task.write(folder, examples, tokenizer)
             scored = task.open(folder)
-            split, network = PaddedSplit(scored.teacher_inputs, tokenizer), load_model(model, head)
+            inputs = scored.teacher_inputs if task.tokenized else scored  # images without augmentation
+            split, network = PaddedSplit(inputs, tokenizer), load_model(model, head)
             log.info("%s: exporting to ONNX", name)
             path = export(network, split.samples(), target / FOLDER / PLAIN)
             forms: dict[str, Any] = {TORCH: TorchEngine(network), EXACT: OnnxEngine(path, threads)}
@@ -282,7 +287,7 @@ def evaluate(
                 forms[INT8] = OnnxEngine(quantize(path), threads)
             reference, num_params = np.zeros(0), count_parameters(network)
             for form, engine in forms.items():
-                log.info("%s: scoring %s on %s", name, form, quantity(len(split), "text", ","))
+                log.info("%s: scoring %s on %s", name, form, quantity(len(split), "example", ","))
                 engines[f"{name} {form}"], splits[f"{name} {form}"] = engine, split
                 outputs = split.outputs(engine, 1 if form == INT8 else BATCH)
                 to_torch = dict[str, Any]()
@@ -294,12 +299,13 @@ def evaluate(
                     to_torch |= _tests(task, folder, scored, outputs, reference, margin)
                 score = task.score(outputs, scored)[task.metrics[0]]
                 rows.append(ModelForm(name, form, score, engine.num_bytes, num_params, **to_torch))
-        log.info("timing %d models in turns, on %d texts", len(engines), min(num_examples, len(split)))
+        log.info("timing %d models in turns, on %d examples", len(engines), min(num_examples, len(split)))
         machine = conditions(threads)  # with the load of other work, not of the timing
         costs = running_costs(engines, splits, num_examples)
         lengths = split.split.lengths
         machine |= {"examples": len(lengths), "timed": min(num_examples, len(lengths))}
-        machine |= {"tokens": {"median": float(np.median(lengths)), "largest": int(lengths.max())}}
+        if task.tokenized:
+            machine |= {"tokens": {"median": float(np.median(lengths)), "largest": int(lengths.max())}}
     return [replace(row, cost=costs[f"{row.model} {row.form}"]) for row in rows], machine
 
 

@@ -19,13 +19,13 @@ from distill_runner.common.process import suppressed_output
 FOLDER, PLAIN = "onnx", "model.onnx"
 OUTPUTS = (("logits",), ("sentence_embedding",), ("start_logits", "end_logits"))
 """Names that the outputs of a model have; the second is that of sentence-transformers for vectors."""
-NOT_EXPORTED = "Only students that read texts are: checking, timing and serving them here needs a tokenizer's inputs."
 PROGRAMS = ("onnx", "onnxruntime", "onnxscript", "torch", "transformers")
 """Packages that write and run the files."""
 LARGEST_FILE = 2**31
 """Bytes that a file of ONNX cannot reach."""
-AXES = ("batch", "tokens")
-"""Names of the axes of each input."""
+AXES = {2: ("batch", "tokens"), 4: ("batch", "channels", "height", "width")}
+"""Names of the axes of each input, of texts and of images."""
+INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pixel_values"}
 Inputs = Mapping[str, np.ndarray]
 
 
@@ -44,17 +44,17 @@ def require_onnx() -> None:
 def input_names(model: Any) -> set[str]:
     """Return the names of the inputs that a model's family has; of one segment, ``token_type_ids`` say nothing."""
     encoder = getattr(model, "base_model", model)
-    names = {*signature(encoder.forward).parameters} & {"input_ids", "attention_mask", "token_type_ids"}
+    names = {*signature(encoder.forward).parameters} & INPUTS
     return names - ({"token_type_ids"} if getattr(encoder.config, "type_vocab_size", 2) < 2 else set())
 
 
 def export(model: Any, inputs: Inputs, path: Path) -> Path:
     """Write ``model`` as one ONNX file with the exporter of ``transformers``.
 
-    Its inputs have the axes ``batch`` and ``tokens``, of any size. Its metadata name the opset and the programs.
+    The axes of its inputs have names, and any size that the model takes. Its metadata name the opset and the programs.
 
     Args:
-        inputs: tokenized batch of a few examples of different lengths, which the exporter traces.
+        inputs: batch of a few examples, texts of different lengths, which the exporter traces.
     Raises:
         UserError: the exporter cannot export this type of model, it is too large, or its pooling leaves out the prompt.
     """
@@ -85,7 +85,8 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
         ClearMetadataAndDocStringPass()(program)
         graph, axes = program.graph, dict[Any, str]()
         for value in graph.inputs:
-            axes |= dict(zip(value.shape, AXES, strict=True))
+            pairs = zip(value.shape, AXES[len(value.shape)], strict=True)
+            axes |= {size: name for size, name in pairs if not isinstance(size, int)}
         for value in (*graph.inputs, *graph.outputs):
             value.shape = onnx_ir.Shape([axes.get(size, size) for size in value.shape])
         program.metadata_props.update({"opset": str(graph.opset_imports[""])} | versions())

@@ -28,7 +28,9 @@ FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "a
 def write_service(
     folder: Path, file: Path, task: Task, threads: int, paragraphs: list[str], license_name: str | None = None
 ) -> None:
-    """Write ``serve.py``, ``Dockerfile`` and the card's section on deployment into the folder of a model.
+    """Write the card's section on deployment into the folder of a model, and of one for texts a server.
+
+    The server is ``serve.py`` with its ``Dockerfile``.
 
     Args:
         file: the ONNX file in the folder that is served.
@@ -38,6 +40,20 @@ def write_service(
     """
     name = file.relative_to(folder).as_posix()
     program = _program(folder, name, task, threads)
+    packages, answers = "numpy onnxruntime tokenizers" if task.tokenized else "numpy onnxruntime pillow", list[str]()
+    if task.tokenized:
+        answers = _write_server(folder, name, program, task)
+    card = folder / CARD
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    code = f"```python\n{_with_example(folder, program, task)}```"
+    words = f"In this folder, with `pip install {packages}`, `{name}` answers by:"
+    text = with_section(with_license(text, license_name), [*paragraphs, words, code, *answers])
+    card.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
+    card.write_text(text, encoding="utf-8")
+
+
+def _write_server(folder: Path, name: str, program: str, task: Task) -> list[str]:
+    """Write ``serve.py`` and ``Dockerfile``, and return the card's paragraphs on them."""
     is_pair = len(task.columns) > 1 and not task.single_texts
     has_tokens = bool(Tokenizer.from_file(str(folder / "tokenizer.json")).encode("").ids)
     served = {"input": "tuple[str, str]" if is_pair else "str", "cut": task.served_cut, "largest": LARGEST}
@@ -47,18 +63,11 @@ def write_service(
     templates = [Path(__file__).with_name(f"{one}.template") for one in ("Dockerfile", "commands")]
     docker, commands = (template.read_text(encoding="utf-8") for template in templates)
     (folder / "Dockerfile").write_text(docker.format(packages=packages, file=name, folder=FOLDER), encoding="utf-8")
-    card = folder / CARD
-    text = card.read_text(encoding="utf-8") if card.is_file() else ""
-    code = f"```python\n{_with_example(folder, program, task)}```"
-    words = f"In this folder, with `pip install numpy onnxruntime tokenizers`, `{name}` answers by:"
     limits = (
         f'`{SERVE}` cuts longer texts, or refuses them with `"truncate": false` (422). '
         f"A request has at most 256 texts (422) and {LARGEST:,} bytes of text (413)."
     )
-    commands = commands.strip().format(body=json.dumps({"inputs": [task.served_example]}))
-    text = with_section(with_license(text, license_name), [*paragraphs, words, code, limits, commands])
-    card.unlink(missing_ok=True)  # the file may be a hard link to a file in the store
-    card.write_text(text, encoding="utf-8")
+    return [limits, commands.strip().format(body=json.dumps({"inputs": [task.served_example]}))]
 
 
 def with_section(card: str, paragraphs: list[str]) -> str:

@@ -18,7 +18,7 @@ from distill_runner.models.metadata import read_json
 from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.scores import TRANSFER, read_scores, selected_rows, transfer_table
 from distill_runner.tasks.split_account import SplitAccount, example_hashes
-from distill_runner.tasks.task import Task
+from distill_runner.tasks.task import PICTURES, Task
 from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.tasks.text import SCORE_FIELDS
 
@@ -69,8 +69,9 @@ class ImagesTask(ClassificationTask):
 
     tokenized: ClassVar[bool] = False
     weighs_examples: ClassVar[bool] = False
-    exportable = False
     pipeline_tag = "image-classification"
+    served_program = PICTURES
+    served_call = "predict([Image.new('RGB', (32, 32))])"
     auto_class = "AutoModelForImageClassification"
     num_positions: ClassVar[int] = 0
     drop_leaks: ClassVar[None] = None  # type: ignore[misc]  # no option of this type
@@ -194,6 +195,11 @@ class ImagesTask(ClassificationTask):
         normalization = {"do_normalize": True, "image_mean": self.mean, "image_std": self.std}
         text = json.dumps(PROCESSOR | settings | size | normalization, indent=1)
         (folder / PREPROCESSOR).write_text(text, encoding="utf-8")
+
+    def served_fields(self) -> dict[str, Any]:
+        size = f".resize({self.resize[::-1]}, Image.Resampling.BILINEAR)" if self.resize else ""
+        own = {"mode": self.mode, "resize": size, "mean": [*self.mean], "std": [*self.std]}
+        return super().served_fields() | own
 
     # Predictions
 

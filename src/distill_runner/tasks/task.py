@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from distill_runner.models.sources import ModelSource
 
 
-ROWS, SPANS, SERVICE, EMPTY = (
+ROWS, SPANS, PICTURES, SERVICE, EMPTY = (
     Path(__file__).with_name("templates").joinpath(f"{name}.txt").read_text(encoding="utf-8")
-    for name in ("rows", "spans", "service", "empty")
+    for name in ("rows", "spans", "pictures", "service", "empty")
 )
-"""Programs that reply to each text or pair of texts, or with the best span of each context; a server of requests; and
-its check for tokenizers that make no token of an empty text. ``deploy.serving`` fills in their fields."""
+"""Programs that reply to each text or pair of texts, with the best span of each context, or to each image; a server of
+requests for texts; and its check for tokenizers that make no token of an empty text. ``deploy.serving`` fills in their
+fields."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,9 @@ class Task(TaskSplits):
         unread_files: why a student cannot predict for a file of examples; empty if it can.
         has_token_outputs: whether the head reads tokens, so that an example has several outputs.
         pipeline_tag: name of the ``transformers`` pipeline, and of the hub's task, that runs a model of this type.
-        exportable: whether ``distill-run export`` can run an exported model: on padded tokens, with outputs of
-            ``deploy.onnx``.
         served_program: program that runs an exported model, with the fields of ``deploy.serving`` and of
             ``served_fields``.
-        served_reply: Python expression of the answer to one text in ``ROWS``. It reads ``row``, the outputs for the
+        served_reply: Python expression of the answer to one input in ``ROWS``. It reads ``row``, the outputs for the
             text, ``labels``, the names of the classes, and ``text``, its tokens.
         served_cut: Python expression in the program of whether each of the ``inputs`` loses a part.
         served_call: Python expression that shows the answers to ``inputs``.
@@ -294,7 +293,6 @@ class Task(TaskSplits):
 
     has_token_outputs: ClassVar[bool] = False
     pipeline_tag: ClassVar[str] = "text-classification"
-    exportable: ClassVar[bool] = True
     served_program: ClassVar[str] = ROWS
     served_reply: ClassVar[str] = ""
     served_cut: ClassVar[str] = "text.overflowing for text in tokenizer.encode_batch(inputs)"
