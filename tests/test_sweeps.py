@@ -348,7 +348,7 @@ def test_faults_of_points_leave_the_others_alone(tmp_path: Path, sweep: Sweep, a
         return
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("outputs/runs/*/status.json")}
     again = run(*grid)
-    assert again.code == 1
+    assert (again.code, "; sweep.retry_failed=true trains again" in again.err) == (1, True)
     assert again.out == ended.out
     assert before == {file: file.stat().st_mtime_ns for file in before}
     (tmp_path / "faults.py").write_text(FAULTS.replace("raise ValueError", "return super().forward(*_)  #"))

@@ -203,6 +203,9 @@ class Grid:
     def to_train(self, retry_failed: bool) -> list[GridPoint]:
         """Return the points that are still to be trained. Points that cannot run are logged and recorded as failed."""
         todo = [point for point in self.points if not point.has_ended(retry_failed)]
+        if failed := sum(point.result()["status"] == "failed" for point in self.points if point not in todo):
+            again = override("sweep.retry_failed", True)
+            log.warning("%s failed in an earlier run of this sweep; %s trains again", quantity(failed, "point"), again)
         for point in todo:
             if point.error:
                 log.error("%s", point.error)
