@@ -42,6 +42,14 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def load_weights_without_threads() -> None:
+    """Let transformers read weights in the main thread (``HF_DEACTIVATE_ASYNC_LOAD``), which takes no longer.
+
+    Ctrl-C while its pool starts a thread leaves one that waits for work, and Python waits for it at its end.
+    """
+    os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
+
+
 @contextmanager
 def computation_mode() -> Iterator[None]:
     """Flush denormal numbers to zero within the context, and let the process keep freed memory from now on.
