@@ -164,7 +164,6 @@ def test_a_student_of_images_answers_as_its_folder_says(tmp_path: Path, monkeypa
     inputs = "task=demo_digits student=resnet8 optim=cifar method=basic optim.max_steps=4 runtime.device=cpu"
     assert not distill_run(tmp_path, *inputs.split(), "task.resize=[24,16]", "task.columns=[image]").code
     (run,) = (tmp_path / "outputs" / "runs").iterdir()
-    monkeypatch.chdir(tmp_path)
     run_subcommand("export", [str(run), "--examples", "8", "--no-int8"])
     monkeypatch.chdir(run / "model")
     code = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)[-1]

@@ -78,6 +78,7 @@ def _run(folder: Path, arguments: tuple[str, ...], prepare: Prepare | None) -> N
 
     os.setsid()
     os.chdir(folder)
+    os.environ.pop("HYDRA_FULL_ERROR", None)  # of a command in whose course the server of forks began
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server of forks ignores both
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = ["distill-run", *arguments]
