@@ -13,7 +13,7 @@ import pytest
 from distill_runner.api import compose
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart
-from distill_runner.datasets.readers.dataset import splits_overlap
+from distill_runner.datasets.readers.dataset import parse_split, splits_overlap
 from distill_runner.tasks import make_task
 
 TEXTS = [f"text number {number}" for number in range(40)]
@@ -76,10 +76,10 @@ def test_a_shape_of_files_is_read_as_it_lies_there(tmp_path: Path, shape: str) -
 def test_a_part_that_is_split_off_is_drawn_and_the_same_every_time(tmp_path: Path) -> None:
     file = table(tmp_path / "all.csv", ROWS)
     texts = [task(file, split_off=0.25).examples("train[~~75%:]").texts[0] for _ in range(2)]
-    assert texts[0] == texts[1]
-    assert texts[0] != TEXTS[30:]
+    assert texts[0] == texts[1] != TEXTS[30:]
     again = type(task(file, split_off=0.25))(**task(file, split_off=0.25).model_dump())
     assert (again.train, again.validation) == ("train[~~:75%]", {"validation": "train[~~75%:]"})
+    assert sorted(parse_split("train[~~75%:]")[1].rows(8, ["a", None] * 4) % 2) == [0, 1]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

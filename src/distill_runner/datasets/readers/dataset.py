@@ -219,7 +219,7 @@ def _spread_classes(order: np.ndarray, labels: Sequence[Any]) -> np.ndarray:
     import pandas as pd
 
     of_rows = pd.Series([labels[row] for row in order.tolist()], dtype=object)
-    classes = of_rows.groupby(of_rows)
+    classes = of_rows.groupby(of_rows, dropna=False)  # rows without a label are a class too
     spread: np.ndarray = order[np.argsort(classes.cumcount() / classes.transform("size"), kind="stable")]
     return spread
 
