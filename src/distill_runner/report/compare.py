@@ -317,10 +317,8 @@ def _predictions(run: Result) -> Predictions | None:
     """Return the predictions of the run's split; None if their score is not the run's."""
     if "read" in run:  # a file of predictions
         return run["read"]
-    pattern, split = (
-        TEST_PREDICTIONS if tested_on(run) else VALIDATION_PREDICTIONS,
-        "".join(scored_on(run) or ["validation"]),
-    )
+    pattern = TEST_PREDICTIONS if tested_on(run) else VALIDATION_PREDICTIONS
+    split = "".join(scored_on(run) or ["validation"])
     try:
         predictions = Predictions.read(Path(run["folder"], pattern.replace("*", split)), run["metric"])
     except (OSError, ValueError, KeyError):  # truncated, or not written by this package
