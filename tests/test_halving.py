@@ -1,4 +1,4 @@
-"""Halving of grids with several seeds: which points are trained to the end, and what the table says."""
+"""Halving of grids with several seeds: which points are trained to the end, and what the table and the report say."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 from distill_runner.pipeline import status
 from distill_runner.report.frame import Cell, tabulate
-from distill_runner.sweeping.halving import by_cell, halve
+from distill_runner.sweeping.halving import by_cell, halve, halving_report
 from distill_runner.sweeping.points import GridPoint
 from helpers.fake_results import failed, with_specs
 
@@ -17,11 +17,11 @@ Point = tuple[float, int]
 """Learning rate and seed."""
 
 
-def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[set[Point], Cell, int]:
+def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[set[Point], Cell, str]:
     """Halve a grid by 3 whose points have the same score after every epoch.
 
     Returns:
-        The points that were trained to the end, their cell in the table, and the epochs of all points.
+        The points that were trained to the end, their cell in the table, and the report.
     """
     method = SimpleNamespace(schedule=None, compares_examples=False)
     config = SimpleNamespace(optim=SimpleNamespace(epochs=epochs), method=method)
@@ -47,26 +47,26 @@ def halved(folder: Path, scores: Mapping[Point, float], epochs: int) -> tuple[se
     cells = by_cell(points.values())
     train([point.overrides for point in halve(cells, list(points.values()), train, 3)])
     (row,) = tabulate(point.result() for point in points.values()).rows.values()
-    trained = sum(len(point.result().get("history", [])) for point in points.values())
-    return {of for of, point in points.items() if point.result()["status"] == "done"}, row["rte"], trained
+    (report,) = (halving_report(cell, 3) for cell in cells)
+    return {of for of, point in points.items() if point.result()["status"] == "done"}, row["rte"], report
 
 
 def test_seeds_of_one_setting_do_not_compete(tmp_path: Path) -> None:
     scores = {(1e-5, seed): 0.5 + seed / 100 for seed in range(1, 10)}
-    done, cell, epochs = halved(tmp_path, scores, epochs=9)
+    done, cell, report = halved(tmp_path, scores, epochs=9)
     assert done == set(scores)
     assert cell.kind == ""
     assert cell.value == pytest.approx(55)
-    assert epochs == 81
+    assert report.endswith("81 of 81 epochs trained (0 % saved)")
 
 
 def test_a_setting_is_judged_by_the_mean_of_its_seeds(tmp_path: Path) -> None:
     scores = {(1e-5, 1): 0.6, (1e-5, 2): 0.6, (2e-5, 1): 0.7, (2e-5, 2): 0.7}
     scores |= {(3e-5, 1): 0.9, (3e-5, 2): 0.4}  # the luckiest seed, but a mean of 0.65
-    done, cell, epochs = halved(tmp_path, scores, epochs=9)
+    done, cell, report = halved(tmp_path, scores, epochs=9)
     assert done == {(2e-5, 1), (2e-5, 2)}
     assert cell.value == pytest.approx(70)
-    assert epochs == 22, "four points of one epoch, two of nine"
+    assert report.endswith("22 of 54 epochs trained (59 % saved)"), "four points of one epoch, two of nine"
 
 
 def test_settings_that_tie_all_continue_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -483,6 +483,7 @@ def test_halving_resumes_the_survivors_exactly(tmp_path: Path, sweep: Sweep) -> 
     halved = sweep(*grid, "sweep.halving=2")
     assert halved.code == 0, halved.err
     assert counts(tmp_path) == {"done": 1, "paused": 3}
+    assert re.search(r"halving by 2, nkd on tiny_task0: 8 of 16 epochs trained \(50 % saved\)", halved.out)
     scores = {file.parent.name: json.loads(file.read_text())["history"] for file in tmp_path.rglob("result.json")}
     full = sweep(*grid, "store.dir=elsewhere", "hydra.sweep.dir=full/runs")
     assert full.code == 0

@@ -70,9 +70,8 @@ def compare(compose: Compose, tmp_path: Path, caplog: Any) -> Callable[..., None
     def compared(name: str, precision: str, *overrides: str, tiny: bool = True) -> None:
         losses, launches = dict[str, list[float]](), dict[str, list[tuple[int, int, int]]]()
         for graphs in ("false", "true"):
-            limits = ("optim.max_steps=8", "optim.epochs=8")
             options = (f"store.dir={tmp_path}/{graphs}", f"runtime.graphs={graphs}")
-            run = compose(*overrides, *limits, *options, tiny=tiny)
+            run = compose(*overrides, "optim.max_steps=8", "optim.epochs=8", *options, tiny=tiny)
             with counted() as launches[graphs]:
                 losses[graphs] = [point["loss"] for point in losses_of(run, "cuda:0", precision)]
         assert all(text.endswith("runtime.graphs=false") for text in caplog.messages if "without graphs" in text)

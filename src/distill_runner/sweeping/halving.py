@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from statistics import fmean
 
-from distill_runner.common.errors import UserError, format_value, override
+from distill_runner.common.errors import UserError, format_value, override, quantity
 from distill_runner.report.collect import label
 from distill_runner.report.frame import by_setting
 from distill_runner.report.identity import row_names
@@ -72,9 +72,7 @@ def halve(
     for number in range(_ROUNDS):
         comparing: list[int | None] = []
         for cell in remaining:  # a setting alone is trained to the end
-            stage = cell[0][0].stage
-            assert stage is not None
-            of_cell = rungs(stage.config.optim.epochs or 1, factor) if len(cell) > 1 else []
+            of_cell = rungs(_num_epochs(cell[0][0]), factor) if len(cell) > 1 else []
             comparing.append(of_cell[number] if number < len(of_cell) else None)
         to_train = [
             (*point.overrides, f"runtime.pause_after={rung}")
@@ -118,6 +116,23 @@ def require_epochs(points: Iterable[GridPoint]) -> None:
             raise UserError("sweep.halving", None, problem, "Set optim.epochs.")
 
 
+def _num_epochs(point: GridPoint) -> int:
+    """Return the number of epochs that a point is trained for; ``require_epochs`` has checked that there is one."""
+    assert point.stage is not None
+    assert point.stage.config.optim.epochs
+    return point.stage.config.optim.epochs
+
+
 def _scores(point: GridPoint) -> Sequence[float]:
     """Return the scores of a point by its first metric, one after each epoch that it has been trained for."""
     return [next(iter(metrics.values())) for metrics in point.result().get("history", [])]
+
+
+def halving_report(cell: Cell, factor: int) -> str:
+    """Return a line on the epochs that halving saves in a cell."""
+    points = [point for setting in cell for point in setting]
+    trained = [len(_scores(point)) for point in points]
+    is_done = [point.result()["status"] == "done" for point in points]  # perhaps in fewer epochs
+    total = sum(n if done else _num_epochs(one) for n, done, one in zip(trained, is_done, points, strict=True))
+    share = f"{sum(trained)} of {quantity(total, 'epoch')} trained ({100 * (1 - sum(trained) / total):.0f} % saved)"
+    return f"halving by {factor}, {label(points[0].names)} on {points[0].names['task']}: {share}"

@@ -20,7 +20,7 @@ from distill_runner.pipeline.store import Store
 from distill_runner.report.collect import without_specs
 from distill_runner.report.figures import write_pictures
 from distill_runner.report.formats import write_report
-from distill_runner.sweeping.halving import by_cell, halve, require_epochs
+from distill_runner.sweeping.halving import by_cell, halve, halving_report, require_epochs
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.tracking.trackers import track_sweep
 
@@ -252,7 +252,7 @@ def sweep_folder(root: Path, name: str, points: Sequence[GridPoint]) -> Path:
     return root / f"{name.replace('/', '-')}-{digest}"
 
 
-def finish(grid: Grid, folder: Path, name: str, waited: bool = True) -> int:
+def finish(grid: Grid, folder: Path, name: str, halving: int | None, waited: bool = True) -> int:
     """Print and save the table of all points.
 
     Args:
@@ -266,6 +266,8 @@ def finish(grid: Grid, folder: Path, name: str, waited: bool = True) -> int:
     pictures = write_pictures(results, folder)
     text = write_report(results, folder, name, pictures)
     print(text)
+    for cell in by_cell(grid.points) if halving else []:
+        print(f"\n{halving_report(cell, halving or 1)}")
     if run := next((point.run for point in grid.points if point.run), None):
         track_sweep(run.tracker, folder, folder.name, [without_specs(result) for result in results], text, pictures)
     log.info("tables: %s", folder)

@@ -89,7 +89,7 @@ class GridSweeper(Sweeper):
                 run_grid(grid, launch, settings.retry_failed, settings.halving)
             else:
                 submit_grid(grid, submitter(self.launcher, group), settings.retry_failed)
-            code = finish(grid, folder, name, settings.wait)
+            code = finish(grid, folder, name, settings.halving, settings.wait)
             if frontier:
                 frontier_sweep.finish_frontiers(grid, frontier, launch, folder.parents[1] / "frontier")
         if code:
