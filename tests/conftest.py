@@ -30,7 +30,6 @@ os.environ.update(
     HF_DATASETS_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
     WANDB_MODE="offline",
-    HF_MODULES_CACHE=f"{Path.home()}/.cache/distill-run-tests/{os.environ.get('PYTEST_XDIST_WORKER', 'one')}",
     OMP_NUM_THREADS="1",  # torch too: the environment spares this file the seconds of importing it
 )
 

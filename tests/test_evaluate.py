@@ -23,7 +23,7 @@ SETS = OUTPUTS, (OUTPUTS + RNG.normal(size=OUTPUTS.shape) > 0.3).astype(np.float
 FIELDS = {"name": "t", "dataset": "d", "epochs": 1, "validation": {"validation": "validation"}, "max_length": 8}
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Modules are copied to a folder of these tests; Python imports them as one package, from one folder only."""
     import evaluate

@@ -13,7 +13,7 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from distill_runner.commands.parser import summaries
 from distill_runner.common.errors import TrainingPaused, UnexpectedExit, UserError
@@ -111,4 +111,5 @@ def run(config: DictConfig) -> Mapping[str, Any]:
         problem = "would start each run in a folder of its own, from which relative paths and the store are others"
         raise UserError("hydra.job.chdir", "true", problem, "Leave it out; every run has its folder: hydra.run.dir.")
     folder, is_point = Path(hydra_config.runtime.output_dir).absolute(), hydra_config.mode == RunMode.MULTIRUN
-    return run_composed(config, hydra_config.overrides.task, folder, hydra_config.runtime.choices, is_point)
+    typed: Any = OmegaConf.to_container(hydra_config.overrides.task)  # as typed, with interpolations
+    return run_composed(config, typed, folder, hydra_config.runtime.choices, is_point)

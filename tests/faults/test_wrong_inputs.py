@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from faults.forked import LONG
@@ -210,5 +210,6 @@ def check_harmless(ended: Ended) -> None:
 
 @settings(max_examples=100 if LONG else 10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.sampled_from(KEYS.split()), st.sampled_from(VALUES.split()) | st.text(TEXT, max_size=20))
+@example("optim.lr", "${nope}")  # looked at again, by what explains the error
 def test_any_text_for_any_key(attempt: Try, key: str, text: str) -> None:
     check_harmless(attempt(f"{key}={text}", "plan=true"))
