@@ -1,0 +1,200 @@
+"""What files of predictions and of gold labels say, as any program writes them.
+
+Read are the forms of docs/compare.md: tables with named columns (pandas, scikit-learn, ``distill-run predict``, a
+language model), run_glue's and run_ner's ``.txt``, run_qa's answers by id, TREC runs and qrels, and
+sentence-transformers' rankings. What was taken is a sentence of the file; what can be taken in two ways is refused.
+"""
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+
+from distill_runner.common.errors import UserError, require_file
+from distill_runner.datasets.corpora import CorpusPart
+from distill_runner.datasets.readers.content import listed_names, open_split
+from distill_runner.tasks.columns import as_lists
+from distill_runner.tasks.decoding import OneClass
+
+IDS = ("id", "index", "idx", "guid", "", "Unnamed: 0")
+"""Names of columns of ids, the first of which is taken; pandas writes its index without a name."""
+ROW_NUMBERS = ("index", "", "Unnamed: 0")
+"""Those that programs fill with the numbers of the rows."""
+PREDICTED = ("prediction", "predictions", "predicted", "predicted_label", "pred", "y_pred", "prediction_text")
+LABELS = ("label", "labels", "gold", "target", "y_true", "answers", "answer", "ner_tags", "tags", "spans")
+PREFIX = "p_"
+"""Of columns of the probability of a class, as ``distill-run predict`` writes them."""
+RENAME = "Name one column prediction in files of predictions, and label in the gold file."
+SAME_EXAMPLES = "Compare predictions of the same examples; those of files without ids have the order of the gold file."
+_RUN, _QRELS = re.compile(r"\S+\s+Q0(\s+\S+){4}"), re.compile(r"\S+\s+\S+\s+\S+\s+-?\d+")
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a file says of N examples.
+
+    Attributes:
+        ids: of the examples; None if the file has none, so that its order counts.
+        values: a label, number, answer or list for each; scores of documents by their ids for rankings; empty if there
+            are only ``scores``.
+        scores: (N, C), probabilities or logits; None without.
+        names: classes of the columns of scores, or those that numbers stand for; empty if the file does not name them.
+        contexts: the text that each example is about, if several examples may be about one.
+        may_be_rows: whether the ids may be the numbers of the rows.
+        text: what was taken.
+    """
+
+    file: Path
+    ids: list[str] | None
+    values: list[Any]
+    scores: np.ndarray | None = None
+    names: Sequence[str] = ()
+    contexts: Sequence[str] | None = None
+    may_be_rows: bool = False
+    text: str = ""
+
+    def in_order_of(self, gold: "Values") -> "Values":
+        """Return the examples in the order of ``gold``, whose ids are the numbers of its rows if it has none.
+
+        Raises:
+            UserError: the ids are not those of ``gold``, one occurs twice, or they may be the numbers of the rows.
+        """
+        rows = [*map(str, range(len(gold.values)))]
+        expected = rows if gold.ids is None else gold.ids
+        if self.ids is None or (self.ids == rows and {*expected} != {*rows}):
+            if (size := len(self.values if self.scores is None else self.scores)) != len(rows):
+                problem = f"has {size:,} rows, and {gold.file} has {len(rows):,}"
+                raise UserError("--predictions", self.file, problem, SAME_EXAMPLES)
+            return replace(self, text=f"{self.text}, in the order of the rows")
+        if self.may_be_rows and self.ids == rows != expected:
+            problem = f"numbers its rows, which may be their order, or ids that {gold.file} has in another order"
+            raise UserError("--predictions", self.file, problem, "Name the column id, or remove it for the order.")
+        sides = (self.file, self.ids, gold.file, {*expected}), (gold.file, expected, self.file, {*self.ids})
+        for key, (file, ids, other, others) in zip(("--predictions", "--gold"), sides, strict=True):
+            if len({*ids}) < len(ids):
+                twice = Counter(ids).most_common(1)[0][0]
+                raise UserError(key, file, f"has the id '{twice}' twice", "Give each example its own.")
+            if lacking := [one for one in ids if one not in others]:
+                problem = f"has the id '{lacking[0]}', which {other} lacks, as {len(lacking):,} of {len(ids):,} ids"
+                raise UserError(key, file, problem, SAME_EXAMPLES)
+        place = {one: row for row, one in enumerate(self.ids)}
+        order = [place[one] for one in expected]
+        values = [self.values[row] for row in order] if self.values else []
+        return replace(self, ids=expected, values=values, scores=None if self.scores is None else self.scores[order])
+
+
+def label_text(value: Any) -> str:
+    """Return a label as text: a whole number without decimals, as CSV and JSON may write it in two ways."""
+    text = normalize("NFC", str(int(value) if isinstance(value, bool) else "" if value is None else value).strip())
+    return text[:-2] if text.endswith(".0") and re.fullmatch(r"-?\d+\.0", text) else text
+
+
+def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
+    """Read a file of predictions, or of gold labels.
+
+    Args:
+        key: ``--predictions`` or ``--gold``.
+        classes: labels of the gold file, which name columns of scores.
+    Raises:
+        UserError: the file cannot be read, or could be read in several ways.
+    """
+    require_file(key, file)
+    try:
+        return _parse(file, key, classes)
+    except (ValueError, TypeError, IndexError) as error:
+        raise UserError(key, file, f"cannot be read: {error}") from error
+
+
+def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
+    is_text = file.suffix not in (".parquet", ".arrow", ".gz", ".zip")
+    content = file.read_text(encoding="utf-8-sig", errors="replace") if is_text else ""
+    first, lines = content.lstrip().partition("\n")[0].strip(), content.removesuffix("\n").split("\n")
+    if _RUN.fullmatch(first) or (key == "--gold" and _QRELS.fullmatch(first)):
+        rows = [line.split() for line in lines if line.strip()]
+        return _rankings(file, ((row[0], row[2], row[-2] if len(row) > 4 else row[-1]) for row in rows))
+    if file.suffix == ".txt" and "\t" not in first:
+        return Values(file, None, lines, text="a line for each example")
+    if first.startswith("{") and file.suffix == ".json" and (answers := _answers(content)) is not None:
+        return Values(file, [*answers], [*answers.values()], text="answers by id")
+    class_names: Mapping[str, list[str]] = {}
+    if file.suffix == ".txt":  # as run_glue writes
+        table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        records, names = [*table], list(table.fieldnames or ())
+        if any(None in record.values() for record in records):
+            raise UserError(key, file, "has a line with too few columns", "Write the file again.")
+    else:
+        try:
+            with open_split(CorpusPart(dataset=str(file), columns=["text"]), "train") as split:
+                records, names, class_names = [*split.rows()], split.column_names, split.class_names
+        except UserError as error:
+            remedy = "Save it as UTF-8." if ".encoding=" in error.remedy else error.remedy
+            raise UserError(key, file, error.problem, remedy) from error
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in records] for name in names}
+    if {"query-id", "corpus-id", "score"} <= columns.keys():  # qrels of the hub
+        return _rankings(file, ((row["query-id"], row["corpus-id"], row["score"]) for row in records))
+    if {"query_id", "results"} <= columns.keys():  # sentence-transformers' rankings
+        pairs = zip(columns["query_id"], columns["results"], strict=True)
+        return _rankings(file, ((query, one["corpus_id"], one["score"]) for query, own in pairs for one in own))
+    return _of_columns(file, key, columns, class_names, classes)
+
+
+def _answers(content: str) -> dict[str, str] | None:
+    """Return the answers in an object of answers, or of the n best ones, by id, as run_qa writes; else None."""
+    try:
+        values = json.loads(content)
+        best = {key: value if isinstance(value, str) else value[0]["text"] for key, value in values.items()}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return best if all(isinstance(answer, str) for answer in best.values()) else None
+
+
+def _of_columns(
+    file: Path, key: str, columns: Mapping[str, list[Any]], class_names: Mapping[str, list[str]], classes: Sequence[str]
+) -> Values:
+    id_name = next((name for name in IDS if name in columns), None)
+    ids = None if id_name is None else [*map(label_text, columns[id_name])]
+    others = [name for name in columns if name != id_name]
+    prefixed = [name for name in others if name.startswith(PREFIX)]
+    sets = prefixed, [name for name in others if classes and name.isdigit()], [*classes]
+    scored = next((own for own in sets if len(own) > 1 and {*own} <= {*others}), [])
+    scores = np.column_stack([columns[name] for name in scored]).astype(np.float64) if scored else None
+    if scores is not None and not np.isfinite(scores).all():
+        raise ValueError(f"a score in the columns {listed_names(scored)} is missing or not finite")
+    rest = [name for name in others if scored is sets[-1] and name not in (*scored, *PREDICTED, *LABELS)]
+    rest = [name for name in rest if all(NUMBER.fullmatch(label_text(value)) for value in columns[name])]
+    # A class that no example has, or a number of another kind.
+    if rest and scores is not None and not OneClass().logits(scores)[1].all():
+        problem = f"has scores of {listed_names(scored)}, and maybe of {listed_names(rest)}, which no gold label is"
+        raise UserError(key, file, problem, f"Name all columns of scores {PREFIX}<class>.")
+    groups = (() if key == "--gold" else PREDICTED, LABELS, ("score",), () if scored else others)
+    candidates = next(filter(None, ([name for name in group if name in others] for group in groups)), [])
+    if len(candidates) > 1 or not (candidates or scored):
+        problem = f"has the columns {listed_names(candidates or [*columns])}: which one is meant?"
+        raise UserError(key, file, problem, RENAME)
+    values = as_lists(columns[candidates[0]], list | dict) if candidates else []
+    if labels := class_names.get(candidates[0], []) if candidates else []:
+        name_of = dict(enumerate(labels)).get  # None for -1, which is "no label" on the hub
+        values = [[*map(name_of, value)] if isinstance(value, list) else name_of(value) for value in values]
+    taken = (("ids", id_name), ("column", *candidates[:1]), ("scores from", *scored[:1]))
+    text = ", ".join(f"{what} '{name[0]}'" for what, *name in taken if name and name[0] is not None)
+    names = [name.removeprefix(PREFIX) for name in scored] if scored is prefixed else scored
+    return Values(file, ids, values, scores, names or labels, columns.get("context"), id_name in ROW_NUMBERS, text)
+
+
+def _rankings(file: Path, rows: Iterable[tuple[Any, Any, Any]]) -> Values:
+    """Return the documents of each query with their scores, of rows of query, document and score."""
+    by_query: dict[str, dict[str, float]] = {}
+    for query, document, score in rows:
+        documents = by_query.setdefault(str(query), {})
+        if str(document) in documents or np.isnan(number := float(score)):
+            raise ValueError(f"query '{query}' has the document '{document}' twice, or without a score")
+        documents[str(document)] = number
+    return Values(file, [*by_query], [*by_query.values()], text=f"documents of {len(by_query):,} queries")
