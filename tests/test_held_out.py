@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill_runner.compose.run_config import RunConfig
-from distill_runner.datasets.splits import HeldOutSplit, held_out_rows
+from distill_runner.datasets.splits import HeldOutSplit, held_out_examples
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
@@ -23,7 +23,7 @@ Compose = Callable[..., RunConfig]
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=200), st.floats(0.01, 0.9))
 def test_each_class_gives_its_share(classes: list[int], share: float) -> None:
     labels = np.array(classes)
-    rows = held_out_rows(labels, share)
+    rows = held_out_examples(labels, share)
     assert (np.diff(rows) > 0).all()
     for one in np.unique(labels):
         size = int((labels == one).sum())
@@ -32,15 +32,15 @@ def test_each_class_gives_its_share(classes: list[int], share: float) -> None:
 
 
 def test_a_class_of_one_example_is_trained_on() -> None:
-    assert 4 not in held_out_rows(np.array([0, 0, 1, 1, 2]), 0.5)
-    assert len(held_out_rows(np.array([0, 0, 1, 1, 2]), 0.5)) == 2
-    assert len(held_out_rows(np.arange(4), 0.5)) == 2, "if all classes are so small, they are one"
-    assert len(held_out_rows(np.array([0.5, 0.1, 0.7]), 0.1)) == 1
+    assert 4 not in held_out_examples(np.array([0, 0, 1, 1, 2]), 0.5)
+    assert len(held_out_examples(np.array([0, 0, 1, 1, 2]), 0.5)) == 2
+    assert len(held_out_examples(np.arange(4), 0.5)) == 2, "if all classes are so small, they are one"
+    assert len(held_out_examples(np.array([0.5, 0.1, 0.7]), 0.1)) == 1
 
 
 def test_scores_give_as_many_of_each_range() -> None:
     scores = np.random.default_rng(1).uniform(0, 5, 1000).astype(np.float32)
-    rows = held_out_rows(scores, 0.1)
+    rows = held_out_examples(scores, 0.1)
     order = np.argsort(scores, kind="stable")
     place = np.empty(1000, dtype=int)
     place[order] = np.arange(1000)
@@ -58,12 +58,12 @@ def test_what_is_held_out_is_not_trained_on(compose: Compose) -> None:
     data = pipeline.inputs.data(stage)
     assert isinstance(data, TaskData)
     assert isinstance(data.selection, HeldOutSplit)
-    assert not set(data.indices) & set(data.selection.rows)
+    assert not set(data.indices) & set(data.selection.numbers)
     size = len(data.train)
     assert len(data.selection) == pytest.approx(0.25 * size, abs=1)
     assert len(data) == pytest.approx(0.5 * 0.75 * size, abs=1)
     batch = data.selection.batch(np.arange(5))
-    whole = data.train.batch(data.selection.rows[:5])
+    whole = data.train.batch(data.selection.numbers[:5])
     assert sorted(batch.index.tolist()) == [0, 1, 2, 3, 4]
     assert batch.labels is not None
     assert whole.labels is not None
@@ -115,4 +115,4 @@ def test_the_teacher_holds_out_the_same(compose: Compose) -> None:
     assert isinstance(teacher, TaskData)
     assert student.selection is not None
     assert teacher.selection is not None
-    assert student.selection.rows.tolist() == teacher.selection.rows.tolist()
+    assert student.selection.numbers.tolist() == teacher.selection.numbers.tolist()

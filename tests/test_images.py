@@ -155,8 +155,8 @@ def test_cached_views_are_the_pictures_of_the_epochs(tmp_path: Path) -> None:
     assert len(views) == views.num_outputs == 120
     for epoch in range(7):
         batch = split.training_batch(np.array([39, 0, 12]), seed=epoch, epoch=epoch)
-        assert batch.output_rows is not None
-        assert torch.equal(batch.output_rows, torch.tensor([39, 0, 12]) + 40 * (epoch % 3))
+        assert batch.output_numbers is not None
+        assert torch.equal(batch.output_numbers, torch.tensor([39, 0, 12]) + 40 * (epoch % 3))
         assert torch.equal(views.batch(batch.output_index).pixels, batch.pixels)
     mixed = views.batch([5, 45, 119, 85])
     assert torch.equal(mixed.index, torch.tensor([5, 45, 119, 85]))

@@ -143,7 +143,7 @@ def test_targets_of_a_long_sentence_are_those_of_its_windows(tokens: Callable[..
         np.testing.assert_allclose(targets[batch.output_index], logits, rtol=1e-4, atol=1e-5)
         counts[batch.output_index] += 1
     assert (counts == 1).all()
-    assert len(split.rows) == len(targets) == len(split.tags)
+    assert len(split.first_outputs) == len(targets) == len(split.tags)
 
 
 @pytest.mark.slow
@@ -356,7 +356,7 @@ def test_predicted_spans_can_be_read_again(runs: dict[str, Path], folder: Path, 
 
 def test_decoding_forbids_tags_that_do_not_fit() -> None:
     fields = {"dataset": "d", "columns": ["text"], "metrics": ["f1"], "epochs": 1, "validation": {"v": "v"}}
-    outputs, split = np.random.default_rng(0).normal(size=(60, 5)), SimpleNamespace(rows=slice(None))
+    outputs, split = np.random.default_rng(0).normal(size=(60, 5)), SimpleNamespace(first_outputs=slice(None))
     split.bounds = np.array([0, 20, 20, 59, 60])
     for decoding in ("argmax", "viterbi"):
         task = make_task(name="own", type="tokens", labels=NAMES, decoding=decoding, **fields)

@@ -119,7 +119,7 @@ def test_odd_words_shift_nothing(name: str, pieces: str, request: pytest.Fixture
     assert [TAGSET.names[tag] for tag in split.tags] == [*tags, "O", "B-y"]
     text = sentences.items[0].text
     assert [text[b:e] for b, e in zip(split.begins[: len(words)], split.ends[: len(words)], strict=True)] == words
-    assert (np.asarray(split.head_tags)[split.rows] == split.tags).all()
+    assert (np.asarray(split.head_tags)[split.first_outputs] == split.tags).all()
     assert any("without a token" in remark for remark in sentences.remarks)
     read = np.zeros(split.num_outputs, dtype=int)
     for index in range(len(split)):
@@ -180,7 +180,7 @@ def test_scores_of_spans_are_probabilities_of_words(wordpiece: Any, tmp_path: Pa
     spans = Span(4, 8, "x", 0.7), Span(9, 12, "x", 0.75), Span(9, 12, "y", 0.5), Span(16, 24, "y", 0.9)
     sentences = Sentences([Sentence("so", spans=()), Sentence(text, spans=spans, line="in row 1")], "train", True)
     split = written(tmp_path, replace(sentences, items=[replace(one, spans=()) for one in sentences.items]), wordpiece)
-    probabilities = np.exp(span_outputs(sentences, split, TAGSET, "refuse"))[split.rows]
+    probabilities = np.exp(span_outputs(sentences, split, TAGSET, "refuse"))[split.first_outputs]
     expected = np.zeros((7, 5))  # O, B-x, I-x, B-y, I-y
     expected[:, 0] = 1, 1, 0.3, 0, 1, 0.1, 0.1
     expected[2, 1], expected[3, [1, 3]], expected[5, 3], expected[6, 4] = 0.7, (0.6, 0.4), 0.9, 0.9
@@ -193,7 +193,7 @@ def test_every_word_is_read_once_with_most_context(sizes: list[int], overlap: in
     sentences = of_words(words, tags=[["O"] * len(sizes)])
     with TemporaryDirectory() as folder:
         split = written(Path(folder), sentences, letters(), overlap=overlap, max_length=max_length)
-        assert split.rows.tolist() == list(range(len(sizes)))
+        assert split.first_outputs.tolist() == list(range(len(sizes)))
         step, starts = min(max(capacity - overlap, capacity // 4, 1), capacity), [0]
         while starts[-1] + capacity < total:
             starts.append(starts[-1] + step)

@@ -150,11 +150,11 @@ def test_a_margin_reads_the_rows_of_the_batch() -> None:
     vectors = drawn(6, 3)
     rows, scores = torch.tensor([[4, 0, 2], [1, 5, 3]]), torch.tensor([0.3, -0.2])
     term = bound(MarginLoss("dot", scale=2.0), 3, 3)
-    loss = value(term, vectors, vectors, SimpleNamespace(rows=rows, labels=scores))
+    loss = value(term, vectors, vectors, SimpleNamespace(texts_of_rows=rows, labels=scores))
     margins = [2 * float(vectors[q] @ vectors[p] - vectors[q] @ vectors[n]) for q, p, n in rows.tolist()]
     assert loss == pytest.approx(np.mean([(m - float(s)) ** 2 for m, s in zip(margins, scores, strict=True)]))
     with pytest.raises(UserError, match="two or three texts with a score"):
-        value(term, vectors, vectors, SimpleNamespace(rows=None, labels=None))
+        value(term, vectors, vectors, SimpleNamespace(texts_of_rows=None, labels=None))
 
 
 @pytest.mark.parametrize(

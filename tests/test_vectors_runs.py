@@ -156,12 +156,12 @@ def test_a_row_keeps_its_texts_together(place: Path, tmp_path: Path) -> None:
     batch = TextRows(tmp_path).batch([2, 0, 2])
     assert batch.labels is not None
     assert batch.labels.tolist() == [2.0, 0.0, 2.0]
-    assert batch.rows is not None
-    assert sorted(batch.rows.flatten().tolist()) == list(range(9))
+    assert batch.texts_of_rows is not None
+    assert sorted(batch.texts_of_rows.flatten().tolist()) == list(range(9))
     ends = [*batch.starts.tolist()[1:], batch.num_tokens]
     texts = [
         tokenizer.decode(batch.input_ids[a:b], skip_special_tokens=True)
         for a, b in zip(batch.starts, ends, strict=True)
     ]
-    found = [[texts[position] for position in row] for row in batch.rows.tolist()]
+    found = [[texts[position] for position in row] for row in batch.texts_of_rows.tolist()]
     assert found == [[column[row] for column in columns] for row in (2, 0, 2)]

@@ -85,7 +85,7 @@ class AnyBatch:
     """What batches of texts and batches of images have in common."""
 
     index: Tensor
-    output_rows: Tensor | None
+    output_numbers: Tensor | None
     labels: Tensor | None
     example_weights: Tensor | None = None
     weights_of_tokens: Tensor | None = None
@@ -109,9 +109,9 @@ class AnyBatch:
 
     @property
     def output_index(self) -> np.ndarray:
-        """Row of each output of the batch among all outputs of the split."""
-        rows: np.ndarray = (self.index if self.output_rows is None else self.output_rows).numpy()
-        return rows
+        """Number of each output of the batch among all outputs of the split."""
+        numbers: np.ndarray = (self.index if self.output_numbers is None else self.output_numbers).numpy()
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ class Batch(AnyBatch):
         is_next: (B,), labels of next sentence prediction.
         skipped: (B,), number of first tokens of each sequence, those of a prompt, that a pooling may leave out; None if
             there is no prompt.
-        rows: (R, k), positions of the k texts of each row of the data, where a row has several texts that are examples
-            of their own; ``labels`` are then those of the rows.
+        texts_of_rows: (R, k), positions of the k texts of each row of the data, where a row has several texts that are
+            examples of their own; ``labels`` are then those of the rows.
         dropout_seed: seed of the update's dropout masks; None uses torch's own generator.
-        output_rows: row of each output of the head among all outputs of the split; on the host. None if the row is
+        output_numbers: number of each output of the head among all outputs of the split; on the host. None if it is
             the number of the example.
         shares: for each unit, the weight of this batch's mean in the mean over the update.
         example_weights: (B,), weights of the examples in the losses, with a mean of 1 over all
@@ -150,9 +150,9 @@ class Batch(AnyBatch):
     head_tokens: Tensor | None = None
     is_next: Tensor | None = None
     skipped: Tensor | None = None
-    rows: Tensor | None = None
+    texts_of_rows: Tensor | None = None
     dropout_seed: int | None = None
-    output_rows: Tensor | None = None
+    output_numbers: Tensor | None = None
     shares: Mapping[Unit, float | Tensor] = field(default_factory=dict)
     example_weights: Tensor | None = None
     weights_of_tokens: Tensor | None = None

@@ -34,7 +34,7 @@ class ImageBatch(AnyBatch):
         index: (B,), number of each image in its split; always on the host.
         normalization: (2, C), mean and standard deviation of each channel, for values in 0..1.
         labels: (B,), class of each image.
-        output_rows: (B,), row of each image among a teacher's outputs if each image has several views; on the host.
+        output_numbers: (B,), number of each image among a teacher's outputs if images have several views; on the host.
         dropout_seed, shares: as in ``Batch``.
     """
 
@@ -42,7 +42,7 @@ class ImageBatch(AnyBatch):
     index: Tensor
     normalization: Tensor
     labels: Tensor | None = None
-    output_rows: Tensor | None = None
+    output_numbers: Tensor | None = None
     dropout_seed: int | None = None
     shares: Mapping[Unit, float] = field(default_factory=dict)
 
@@ -142,7 +142,7 @@ class ImageSplit(Split):
         if self.num_views is None:
             return replace(batch, pixels=augment_images(self.augment, batch.pixels, batch.index, seed, epoch))
         view = epoch % self.num_views
-        return replace(batch, pixels=self.view_pixels(batch, view), output_rows=batch.index + view * len(self))
+        return replace(batch, pixels=self.view_pixels(batch, view), output_numbers=batch.index + view * len(self))
 
     def view_pixels(self, batch: ImageBatch, view: int) -> Tensor:
         """Return the pixels of the fixed view number ``view`` for the images of ``batch``."""
@@ -153,7 +153,7 @@ class ImageSplit(Split):
         rows = torch.arange(rounded_up(batch.size, multiple)) % batch.size
         if len(rows) == batch.size:
             return batch
-        return replace(batch, pixels=batch.pixels[rows], index=batch.index[rows], labels=None, output_rows=None)
+        return replace(batch, pixels=batch.pixels[rows], index=batch.index[rows], labels=None, output_numbers=None)
 
     @property
     def teacher_inputs(self) -> "ImageViews":

@@ -190,19 +190,19 @@ class HeldOutSplit(Split):
 
     Args:
         split: the split that contains the examples.
-        rows: sorted numbers of the examples in ``split``.
+        numbers: sorted numbers of the examples in ``split``.
     """
 
-    def __init__(self, split: Split, rows: np.ndarray) -> None:
-        self.split, self.rows = split, rows
-        self.labels = np.asarray(split.labels)[rows]
+    def __init__(self, split: Split, numbers: np.ndarray) -> None:
+        self.split, self.numbers = split, numbers
+        self.labels = np.asarray(split.labels)[numbers]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.numbers)
 
     @property
     def lengths(self) -> np.ndarray:
-        lengths: np.ndarray = self.split.lengths[self.rows]
+        lengths: np.ndarray = self.split.lengths[self.numbers]
         return lengths
 
     @property
@@ -210,11 +210,11 @@ class HeldOutSplit(Split):
         return self.split.token_ids
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
-        batch = self.split.batch(self.rows[np.asarray(index)], length_multiple)
-        return replace(batch, index=torch.from_numpy(np.searchsorted(self.rows, batch.index.numpy())))
+        batch = self.split.batch(self.numbers[np.asarray(index)], length_multiple)
+        return replace(batch, index=torch.from_numpy(np.searchsorted(self.numbers, batch.index.numpy())))
 
 
-def held_out_rows(labels: np.ndarray, share: float) -> np.ndarray:
+def held_out_examples(labels: np.ndarray, share: float) -> np.ndarray:
     """Return the sorted numbers of the held-out examples: at least one from each stratum, but never all of a stratum.
 
     The strata are the classes, or ten ranges of the score with equally many examples. Nothing is held out from a

@@ -228,12 +228,12 @@ class MarginLoss(LossTerm):
         self.student_needs = FeatureRequest(logits=True)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        if batch.rows is None or batch.labels is None or batch.rows.shape[1] not in (2, 3):
+        if batch.texts_of_rows is None or batch.labels is None or batch.texts_of_rows.shape[1] not in (2, 3):
             problem = "needs training rows of two or three texts with a score"
             remedy = "Name them: " + override("task.train_columns", ["<query>", "<positive>", "<negative>"])
             raise UserError("task.label", None, problem, remedy)
         vectors = functional.normalize(student.logits_OC, dim=-1) if self.similarity == "cosine" else student.logits_OC
-        texts = vectors[batch.rows]
+        texts = vectors[batch.texts_of_rows]
         similarities = (texts[:, :1] * texts[:, 1:]).sum(-1) * self.scale
         return margin_error(similarities, batch.labels.to(similarities))
 

@@ -257,8 +257,8 @@ class Static(Family):
         return []
 
     def embed(self, model: Any, batch: Batch, drop: Drop) -> Tensor:
-        rows_TH: Tensor = model.base_model.rows(batch.input_ids)
-        return rows_TH
+        h_TH: Tensor = model.base_model.embed(batch.input_ids)
+        return h_TH
 
 
 TABLE = "model2vec"

@@ -88,16 +88,16 @@ class Features:
 
     def full(
         self,
-        rows: Tensor | slice = slice(None),
+        examples: Tensor | slice = slice(None),
         tokens: Tensor | slice = slice(None),
         outputs: Tensor | slice | None = None,
     ) -> "Features":
         """Return the features of some examples, tokens and outputs, in the precision of losses: float32 at least.
 
         Args:
-            rows: indices of the examples; ``slice(None)`` takes all, here and below.
+            examples: indices of the examples; ``slice(None)`` takes all, here and below.
             tokens: indices of the tokens.
-            outputs: indices of the head's outputs; ``rows`` by default.
+            outputs: indices of the head's outputs; ``examples`` by default.
         """
 
         def part(values: Tensor, indices: Tensor | slice) -> Tensor:
@@ -106,11 +106,11 @@ class Features:
             return selected.to(torch.promote_types(values.dtype, torch.float32))
 
         return Features(
-            None if self.logits is None else part(self.logits, rows if outputs is None else outputs),
-            {layer: part(cls, rows) for layer, cls in self.cls.items()},
+            None if self.logits is None else part(self.logits, examples if outputs is None else outputs),
+            {layer: part(cls, examples) for layer, cls in self.cls.items()},
             {key: part(states, tokens) for key, states in self.projections.items()},
             {layer: part(states, tokens) for layer, states in self.states.items()},
-            None if self.next_sentence is None else part(self.next_sentence, rows),
+            None if self.next_sentence is None else part(self.next_sentence, examples),
         )
 
 

@@ -64,9 +64,9 @@ class StaticModel(PreTrainedModel):
         self.embeddings = value
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_ignored: object) -> BaseModelOutput:
-        return BaseModelOutput(last_hidden_state=self.rows(input_ids))
+        return BaseModelOutput(last_hidden_state=self.embed(input_ids))
 
-    def rows(self, input_ids: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor) -> Tensor:
         """Return the row of each token (..., H); 0 for ignored tokens."""
         counts = torch.ones_like(input_ids, dtype=torch.bool)
         for number in self.config.ignored_ids:

@@ -16,7 +16,7 @@ from distill_runner.datasets.pretraining import train_wordpiece, write_examples
 from distill_runner.datasets.readers.content import column_names, hub_commit
 from distill_runner.datasets.readers.dataset import Dataset
 from distill_runner.datasets.readers.table import FileRecord, TableRecord, recorded_tables
-from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_rows
+from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_examples
 from distill_runner.models.sources import ModelSource, resolve_source
 from distill_runner.models.vocabulary import num_changed, trim_tokenizer
 from distill_runner.models.weights import WeightsReport, read_report
@@ -148,7 +148,7 @@ class StageInputs:
         held_out = None
         if task.select_on == HELD_OUT:
             full_split = train if stage.train_split == task.train else self.split(stage, task.train)
-            held_out = HeldOutSplit(full_split, held_out_rows(np.asarray(full_split.labels), task.hold_out))
+            held_out = HeldOutSplit(full_split, held_out_examples(np.asarray(full_split.labels), task.hold_out))
         return TaskData(task, train, splits, self.device(), stage.share, held_out, seed)
 
 

@@ -72,7 +72,7 @@ class Task(TaskSplits):
 
     A subclass must define ``metric_functions``, ``example_fields``, ``examples``, ``write``, ``open``, ``head``,
     ``outputs`` and ``prediction_file``. A head with several outputs per example also needs its own ``Split``, which
-    sets ``Batch.head_tokens`` and ``Batch.output_rows``, and its own ``score``.
+    sets ``Batch.head_tokens`` and ``Batch.output_numbers``, and its own ``score``.
 
     Attributes:
         example_fields: fields on which the stored examples of a split depend, besides the content of the data.

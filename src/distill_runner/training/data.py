@@ -162,7 +162,7 @@ class TaskData:
         self.task, self.train, self.validation, self.device = task, train, validation, device
         self.selection, self.seed = selection, seed
         self.evaluated: Sequence[Split] = [*validation.values()] if selection is None else [selection]
-        held_out = selection.rows if selection is not None and selection.split is train else ()
+        held_out = selection.numbers if selection is not None and selection.split is train else ()
         # Indices into the whole split, so that a cache of teacher targets serves every smaller share.
         self.indices = select_share(len(train), share, held_out)
         self.example_weights = None if train.example_weights is None else _mean_one(train.example_weights, self.indices)
@@ -271,8 +271,8 @@ class CorpusData(TextData):
             self.corpus.mask_probability,
             None if self.continues is None else self.continues[batch.input_ids],
         )
-        rows = torch.nonzero(labels >= 0).squeeze(-1)
-        return replace(batch, input_ids=masked, labels=labels[rows], head_tokens=rows)
+        tokens = torch.nonzero(labels >= 0).squeeze(-1)
+        return replace(batch, input_ids=masked, labels=labels[tokens], head_tokens=tokens)
 
     def evaluate(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
         """Return ``masked_accuracy`` and ``perplexity`` on held-out text.

@@ -212,7 +212,7 @@ def _parts(block: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-_ON_HOST = frozenset({"index", "output_rows"})
+_ON_HOST = frozenset({"index", "output_numbers"})
 """Fields of batches that stay on the host."""
 
 

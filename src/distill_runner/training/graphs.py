@@ -73,9 +73,9 @@ def _filled(batch: Batch, longest: int, extra: int, total: int, total_outputs: i
         new = torch.arange(tokens, total) if reads_all else torch.full((added,), tokens)
         outputs["head_tokens"] = torch.cat([head_tokens, new.to(head_tokens)])
         outputs["weights_of_outputs"] = _scaled(batch.output_weights, own, added)
-        outputs["output_rows"] = repeated(batch.output_rows, added)
+        outputs["output_numbers"] = repeated(batch.output_numbers, added)
     labels = batch.labels  # of outputs, of examples or, in a batch of rows of texts, of the rows, which stay
-    if batch.rows is None:
+    if batch.texts_of_rows is None:
         labels = zeros(labels, added if labels is not None and len(labels) == own else extra)
     return replace(
         batch,

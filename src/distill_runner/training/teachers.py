@@ -81,27 +81,28 @@ class LiveTargets(TeacherTargets):
         self.split, self.needs, self.device = split, needs, device
 
     def prepare(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
-        """Return the teacher's own batch, and which of its rows, tokens and outputs are those of ``batch``."""
+        """Return the teacher's own batch, and which of its sequences, tokens and outputs are those of ``batch``."""
         if needs is None or not self.needs.of_tokens:
             needs = self.needs
         own_batch = self.split.teacher_batch(batch, SEQUENCE_MULTIPLE, self.device.length_multiple)
         (own_batch,) = fill([own_batch]) if batch.weights_of_tokens is not None else (own_batch,)
-        row_of_example = {example: row for row, example in reversed([*enumerate(own_batch.index.tolist())])}
+        place_of = {example: place for place, example in reversed([*enumerate(own_batch.index.tolist())])}
         # Only the outputs of words have a teacher with other examples, and then nothing else is read.
-        rows = torch.tensor([row_of_example.get(example, 0) for example in batch.index.tolist()])
-        tokens = _tokens(own_batch, rows, batch) if needs.of_tokens else slice(None)
-        return own_batch, rows, tokens, rows if own_batch.head_tokens is None else _outputs(own_batch, batch), needs
+        sequences = torch.tensor([place_of.get(example, 0) for example in batch.index.tolist()])
+        tokens = _tokens(own_batch, sequences, batch) if needs.of_tokens else slice(None)
+        outputs = sequences if own_batch.head_tokens is None else _outputs(own_batch, batch)
+        return own_batch, sequences, tokens, outputs, needs
 
     def features(self, prepared: Any) -> Features:
-        own_batch, rows, tokens, outputs, needs = prepared
+        own_batch, sequences, tokens, outputs, needs = prepared
         with torch.inference_mode(), self.device.autocast():
             features = extract(self.model, own_batch, needs)
-        return features.full(rows, tokens, outputs)
+        return features.full(sequences, tokens, outputs)
 
 
-def _tokens(own_batch: Batch, rows: Tensor, batch: Batch) -> Tensor:
-    """Return the indices in ``own_batch`` of the tokens of ``batch``; ``rows`` are the indices of its sequences."""
-    first = own_batch.starts[rows].repeat_interleave(batch.sequence_lengths, output_size=batch.num_tokens)
+def _tokens(own_batch: Batch, sequences: Tensor, batch: Batch) -> Tensor:
+    """Return the indices in ``own_batch`` of the tokens of ``batch``, given those of its ``sequences``."""
+    first = own_batch.starts[sequences].repeat_interleave(batch.sequence_lengths, output_size=batch.num_tokens)
     return first + batch.positions
 
 
@@ -164,7 +165,7 @@ class CachedTargets(TeacherTargets):
         self.examples, self.outputs = self.arrays.pop("examples", None), self.arrays.pop("outputs", None)
 
     def prepare(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
-        index, places = _rows(self.examples, batch.index.numpy()), _rows(self.outputs, batch.output_index)
+        index, places = _places(self.examples, batch.index.numpy()), _places(self.outputs, batch.output_index)
         prepared = {"logits": torch.from_numpy(self.arrays["logits"][places])} if "logits" in self.arrays else {}
         if self.layers:
             prepared["cls"] = torch.from_numpy(self.arrays["cls"][index])
@@ -190,7 +191,7 @@ class CachedTargets(TeacherTargets):
         split = teacher.split.teacher_inputs
         indices = np.arange(len(split)) if examples is None else examples
         budget = TOKENS_PER_BATCH[teacher.device.torch.type]
-        batches = [indices[rows] for rows in batches_by_tokens(split.lengths[indices], budget, SEQUENCE_MULTIPLE)]
+        batches = [indices[places] for places in batches_by_tokens(split.lengths[indices], budget, SEQUENCE_MULTIPLE)]
         outputs, num_outputs = None, split.num_outputs
         if examples is not None:
             outputs = np.sort(np.concatenate([split.batch(index).output_index for index in batches]))
@@ -199,28 +200,28 @@ class CachedTargets(TeacherTargets):
             np.save(folder / "outputs.npy", outputs)
         arrays: dict[str, Any] = {}
 
-        def put(name: str, num_rows: int, rows: np.ndarray, values: Tensor) -> None:
+        def put(name: str, size: int, places: np.ndarray, values: Tensor) -> None:
             if name not in arrays:
-                arrays[name] = _reserve_array(folder / f"{name}.npy", (num_rows, *values.shape[1:]), np.dtype(dtype))
+                arrays[name] = _reserve_array(folder / f"{name}.npy", (size, *values.shape[1:]), np.dtype(dtype))
             if dtype == "float16" and (largest := values.abs().max().item()) > float(np.finfo(dtype).max):
                 problem = f"the teacher's {name} reach {largest:.3g}, above float16's maximum of 65504"
                 raise UserError("teacher.outputs", dtype, problem, override("teacher.outputs", "float32"))
-            arrays[name][rows] = values.cpu().numpy()
+            arrays[name][places] = values.cpu().numpy()
 
         for index in batches:
             batch = split.batch(index)
             features = teacher(batch)
             if features.logits is not None:
-                put("logits", num_outputs, _rows(outputs, batch.output_index), features.logits)
+                put("logits", num_outputs, _places(outputs, batch.output_index), features.logits)
             if layers := sorted(features.cls):
                 states = torch.stack([features.cls[layer] for layer in layers], dim=1)
-                put("cls", len(indices), _rows(examples, batch.index.numpy()), states)
+                put("cls", len(indices), _places(examples, batch.index.numpy()), states)
         for array in arrays.values():
             array.flush()
 
 
-def _rows(cached_indices: np.ndarray | None, indices: np.ndarray) -> np.ndarray:
-    """Return the rows that hold ``indices``, of an array whose rows hold the sorted ``cached_indices`` (None: all)."""
+def _places(cached_indices: np.ndarray | None, indices: np.ndarray) -> np.ndarray:
+    """Return the places of ``indices`` in an array that holds those of the sorted ``cached_indices`` (None: all)."""
     return indices if cached_indices is None else np.searchsorted(cached_indices, indices)
 
 

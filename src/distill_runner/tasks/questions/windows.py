@@ -86,9 +86,9 @@ class Windows(TokenSplit):
         batch = super().batch(index, length_multiple)
         labels = None if batch.labels is None else batch.labels.long()
         index = batch.index.numpy()
-        output_rows = np.repeat(self.offsets[index], np.diff(self.offsets)[index]) + batch.positions.numpy()
-        rows = torch.arange(len(batch.input_ids))
-        return replace(batch, head_tokens=rows, labels=labels, output_rows=torch.from_numpy(output_rows))
+        output_numbers = np.repeat(self.offsets[index], np.diff(self.offsets)[index]) + batch.positions.numpy()
+        tokens = torch.arange(len(batch.input_ids))
+        return replace(batch, head_tokens=tokens, labels=labels, output_numbers=torch.from_numpy(output_numbers))
 
 
 def write_windows(

@@ -332,7 +332,7 @@ class TokensTask(Task):
         from scipy.special import log_softmax
 
         require_finite(outputs)
-        logs = log_softmax(np.asarray(outputs[split.rows], dtype=np.float64), axis=1)
+        logs = log_softmax(np.asarray(outputs[split.first_outputs], dtype=np.float64), axis=1)
         return viterbi(logs, split.bounds, self.tagset) if self.decoding == "viterbi" else logs.argmax(axis=1), logs
 
     def tag_scores(self, outputs: np.ndarray, split: Any) -> TagScores:

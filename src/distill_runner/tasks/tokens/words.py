@@ -30,8 +30,8 @@ Ranges = Sequence[tuple[int, int]]
 """Characters of each word, the last one excluded."""
 Pieces = tuple[np.ndarray, np.ndarray, Ranges]
 """Tokens of a sentence without special tokens: ids (P,), word of each (P,), -1 for none, and ranges of the words."""
-FILES: dict[str, Any] = {"segments": np.int8} | dict.fromkeys(("offsets", "head_offsets", "rows", "bounds"), np.int64)
-FILES |= dict.fromkeys(("ids", "heads", "begins", "ends", "tags", "head_tags"), np.int32)
+FILES: dict[str, Any] = dict.fromkeys(("offsets", "head_offsets", "first_outputs", "bounds"), np.int64)
+FILES |= {"segments": np.int8} | dict.fromkeys(("ids", "heads", "begins", "ends", "tags", "head_tags"), np.int32)
 """Name of an array -> its type."""
 
 
@@ -44,7 +44,7 @@ class Words(TokenSplit):
         heads: (O,), position in its window of each token that the head reads.
         head_offsets: (W + 1,), the outputs of window ``w`` are ``head_offsets[w]`` to ``head_offsets[w + 1]``.
         head_tags: (O,), tag of each output; None for a split without labels.
-        rows: (N,), the output of each word's first piece.
+        first_outputs: (N,), the output of each word's first piece.
         bounds: (S + 1,), first word of each sentence, followed by N.
         begins, ends: (N,), range of characters of each word in the text of its sentence.
         tags: (N,), tag of each word; None for a split without labels.
@@ -56,9 +56,9 @@ class Words(TokenSplit):
         arrays: dict[str, Any] = {
             name: np.load(file, mmap_mode="r") if file.exists() else None for name, file in files.items()
         }
-        self.heads, self.head_offsets, self.rows = arrays["heads"], arrays["head_offsets"], arrays["rows"]
+        self.heads, self.head_offsets = arrays["heads"], arrays["head_offsets"]
         self.bounds, self.begins, self.ends = arrays["bounds"], arrays["begins"], arrays["ends"]
-        self.tags, self.head_tags = arrays["tags"], arrays["head_tags"]
+        self.first_outputs, self.tags, self.head_tags = arrays["first_outputs"], arrays["tags"], arrays["head_tags"]
 
     @property
     def num_outputs(self) -> int:
@@ -74,11 +74,11 @@ class Words(TokenSplit):
         batch = super().batch(index, length_multiple)
         index = batch.index.numpy()
         first, counts = self.head_offsets[index], np.diff(self.head_offsets)[index]
-        output_rows = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        head_tokens = np.repeat(batch.starts.numpy(), counts) + self.heads[output_rows]
-        tags = None if self.head_tags is None else torch.from_numpy(self.head_tags[output_rows].astype(np.int64))
-        rows = torch.from_numpy(output_rows)
-        return replace(batch, head_tokens=torch.from_numpy(head_tokens), labels=tags, output_rows=rows)
+        numbers = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        head_tokens = np.repeat(batch.starts.numpy(), counts) + self.heads[numbers]
+        tags = None if self.head_tags is None else torch.from_numpy(self.head_tags[numbers].astype(np.int64))
+        outputs = torch.from_numpy(numbers)
+        return replace(batch, head_tokens=torch.from_numpy(head_tokens), labels=tags, output_numbers=outputs)
 
     def teacher_batch(self, batch: Batch, multiple: int, length_multiple: int | None) -> Batch:
         """Return the windows with the words of ``batch``, which may be of another tokenizer."""
@@ -127,14 +127,14 @@ def write_words(
             num_long += size > capacity
             is_first = np.append(True, words_P[1:] != words_P[:-1])[:size]
             is_read = (is_first | (pieces == "all")) & (words_P >= 0)
-            word_rows = np.zeros(len(ranges), dtype=np.int64)
+            first_outputs = np.zeros(len(ranges), dtype=np.int64)
             for first, last, is_owned in cut_windows(size, capacity, capacity - overlap):
                 read = first + np.flatnonzero(is_read[first:last] & is_owned)
                 if not len(read):
                     continue
                 ids, segments = frame.add_to(ids_P[first:last], None)
                 words, begins_word = words_P[read], is_first[read]
-                word_rows[words[begins_word]] = files["heads"].size + np.flatnonzero(begins_word)
+                first_outputs[words[begins_word]] = files["heads"].size + np.flatnonzero(begins_word)
                 files["ids"].append(ids)
                 files["segments"].append(segments)
                 files["offsets"].append([files["ids"].size])
@@ -142,7 +142,7 @@ def write_words(
                 files["head_offsets"].append([files["heads"].size])
                 if tags is not None:
                     files["head_tags"].append(np.where(begins_word, tags[words], tagset.inside[tags[words]]))
-            files["rows"].append(word_rows)
+            files["first_outputs"].append(first_outputs)
         if not files["heads"].size:
             problem = f"no sentence of split '{sentences.split}' has a word"
             raise UserError("task.columns", None, problem, "Name the column of the words, or another split.")
@@ -203,7 +203,7 @@ def span_outputs(sentences: Sentences, split: Words, tagset: TagSet, misaligned:
     probability_NC /= np.maximum(probability_NC.sum(axis=1, keepdims=True), 1)
     probability_NC[:, tagset.outside] = 1 - probability_NC.sum(axis=1)
     outputs_NC = np.log(np.maximum(probability_NC, MIN_PROBABILITY)).astype(np.float32)
-    return outputs_NC[np.argsort(split.rows)]
+    return outputs_NC[np.argsort(split.first_outputs)]
 
 
 class _Divider:

@@ -45,8 +45,8 @@ class Texts(TokenSplit):
 class TextRows(Split):
     """Rows of texts, memory-mapped from a folder that ``write_texts`` made.
 
-    A batch of rows holds all their texts. Its ``index`` has the numbers of texts, and its ``rows`` (R, k) say which
-    texts of the batch belong to a row, in the order of the columns. ``labels`` are those of the rows.
+    A batch of rows holds all their texts. Its ``index`` has the numbers of texts, and its ``texts_of_rows`` (R, k) say
+    which texts of the batch belong to a row, in the order of the columns. ``labels`` are those of the rows.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class TextRows(Split):
         position[np.argsort(numbers, kind="stable")] = np.argsort(batch.index.numpy(), kind="stable")
         return replace(
             batch,
-            rows=torch.from_numpy(position.reshape(-1, self.per_row)),
+            texts_of_rows=torch.from_numpy(position.reshape(-1, self.per_row)),
             labels=None if self.labels is None else torch.from_numpy(np.asarray(self.labels[rows])),
         )
 
