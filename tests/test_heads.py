@@ -12,20 +12,9 @@ from distill_runner.models.build import build, output_layer
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
-from distill_runner.tasks import make_task
+from helpers.classifiers import SCORES, TASK
 from helpers.families import FAMILIES, make
 
-TASK = make_task(
-    name="tiny",
-    dataset="nowhere",
-    columns=["text"],
-    labels=["no", "perhaps", "yes"],
-    metrics=["accuracy"],
-    max_length=48,
-    epochs=1,
-    validation={"validation": "validation"},
-)
-SCORES = make_task(**TASK.model_dump() | {"labels": None, "type": "regression", "metrics": ["pearson"]})
 ORDERS = {"own": ["no", "perhaps", "yes"], "permuted": ["Yes", "NO", "perhaps"]}
 PLACES = {"own": [0, 1, 2], "permuted": [1, 2, 0]}
 

@@ -13,8 +13,9 @@ from distill_runner.compose.run_config import RunConfig
 from distill_runner.pipeline.build import training_conditions
 from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.report.frame import tabulate
-from distill_runner.report.identity import differences, identity_of, recorded_identity, row_names, shared_stages
+from distill_runner.report.identity import identity_of, recorded_identity, shared_stages
 from distill_runner.report.result import describe_run, run_result
+from distill_runner.report.row_names import differences, row_names
 from helpers.built_runs import Run
 from helpers.row_pairs import Walk, bases, make_data
 from helpers.small_runs import few_fast

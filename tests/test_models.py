@@ -16,20 +16,9 @@ from distill_runner.common.errors import UserError
 from distill_runner.models.build import build, require_cuttable
 from distill_runner.models.config import Head, Init, ModelConfig, layers_to_copy
 from distill_runner.models.sources import resolve_source
-from distill_runner.tasks import Task, make_task
+from distill_runner.tasks import Task
+from helpers.classifiers import SCORES, TASK
 from helpers.families import FAMILIES, config_of
-
-TASK = make_task(
-    name="tiny",
-    dataset="nowhere",
-    columns=["text"],
-    labels=["no", "perhaps", "yes"],
-    metrics=["accuracy"],
-    max_length=48,
-    epochs=1,
-    validation={"validation": "validation"},
-)
-SCORES = make_task(**TASK.model_dump() | {"labels": None, "type": "regression", "metrics": ["pearson"]})
 
 
 @pytest.mark.parametrize(

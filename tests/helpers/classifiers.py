@@ -1,4 +1,4 @@
-"""Tiny classifiers of any family of transformers, with random weights."""
+"""Tiny classifiers of any family of transformers, with random weights; and tasks for their heads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +7,21 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from distill_runner.tasks import make_task
+
+TASK = make_task(
+    name="tiny",
+    dataset="nowhere",
+    columns=["text"],
+    labels=["no", "perhaps", "yes"],
+    metrics=["accuracy"],
+    max_length=48,
+    epochs=1,
+    validation={"validation": "validation"},
+)
+SCORES = make_task(**TASK.model_dump() | {"labels": None, "type": "regression", "metrics": ["pearson"]})
+"""Tasks of three classes and of scores; their data are not read."""
 
 
 def save_classifier(folder: Path, family: str, tokenizer: Path, settings: Mapping[str, Any], seed: int) -> Path:

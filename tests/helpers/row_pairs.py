@@ -20,8 +20,9 @@ from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import resolved_settings, typed_run
 from distill_runner.pipeline.build import training_conditions
 from distill_runner.pipeline.resolving import resolve_stage
-from distill_runner.report.identity import identity_of, recorded_identity, row_names
+from distill_runner.report.identity import identity_of, recorded_identity
 from distill_runner.report.result import describe_run
+from distill_runner.report.row_names import row_names
 from helpers.words import WORDS
 
 SKIPPED = "hydra sweep store tracker template plan stage seed recipe method.name task.name"

@@ -12,7 +12,8 @@ from distill_runner.datasets.metrics import LOWER_IS_BETTER, metric_function
 from distill_runner.report import resampling
 from distill_runner.report.collect import TEST_PREDICTIONS, VALIDATION_PREDICTIONS, Result, scored_on, tested_on
 from distill_runner.report.frame import Cell, Point, ResultTable, held_out_column
-from distill_runner.report.identity import differences, shared_stages
+from distill_runner.report.identity import shared_stages
+from distill_runner.report.row_names import differences
 from distill_runner.report.statistics import ALPHA, MethodTest, holm
 
 BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "the same", "undecided"

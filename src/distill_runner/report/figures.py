@@ -19,7 +19,8 @@ from distill_runner.common.errors import UserError, suggestion
 from distill_runner.report.collect import Result, is_scored, label, scored_on, settings, tested_on
 from distill_runner.report.compare import BETTER, SAME, UNDECIDED, WORSE, Comparison
 from distill_runner.report.frame import Cell, cell_of, column_of, distinct, frame, tabulate
-from distill_runner.report.identity import Identity, identity_of, row_names
+from distill_runner.report.identity import Identity, identity_of
+from distill_runner.report.row_names import row_names
 from distill_runner.report.statistics import Spread
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from distill_runner.report.collect import (
     settings,
     tested_on,
 )
-from distill_runner.report.identity import TEACHER, identity_of, row_names
+from distill_runner.report.identity import TEACHER, identity_of
+from distill_runner.report.row_names import row_names
 from distill_runner.report.statistics import Spread
 
 if TYPE_CHECKING:

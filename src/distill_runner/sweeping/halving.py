@@ -12,7 +12,7 @@ from statistics import fmean
 from distill_runner.common.errors import UserError, format_value, override, quantity
 from distill_runner.report.collect import label
 from distill_runner.report.frame import by_setting
-from distill_runner.report.identity import row_names
+from distill_runner.report.row_names import row_names
 from distill_runner.sweeping.points import GridPoint
 
 log = logging.getLogger(__name__)
