@@ -89,10 +89,7 @@ def test_rows_of_a_slice_are_counted(tmp_path: Path, compose: Compose) -> None:
     [
         ({"train": ROWS[:40], "validation": ROWS[:20]}, "20 of 20 examples of validation (100 %) are in the training"),
         ({"train": ROWS[:40], "validation": GOOD[20:]}, "validation has no example of no"),
-        (
-            {"train": [*ROWS[:40], ("", "no")], "validation": ROWS[40:]},
-            "1 of 41 examples of train have no text",
-        ),
+        ({"train": [*ROWS[:40], ("", "no")], "validation": ROWS[40:]}, "1 of 41 examples of train have no text"),
         (
             {"train": [(f"{label}: {text}", label) for text, label in ROWS[:40]], "validation": ROWS[40:]},
             "text gives the label away: the first word predicts 100 % of the labels",

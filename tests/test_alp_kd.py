@@ -151,12 +151,7 @@ def test_alp_by_hand() -> None:
     "options",
     [
         {"mapping": {"rule": "skip"}, "combine": "select", "distance": "normalized"},
-        {
-            "mapping": {"rule": "skip"},
-            "combine": "select",
-            "distance": "normalized_mse",
-            "over_layers": "mean",
-        },
+        {"mapping": {"rule": "skip"}, "combine": "select", "distance": "normalized_mse", "over_layers": "mean"},
         {"mapping": {"rule": "no"}, "combine": "concatenate"},
         {"mapping": {"rule": "no"}, "combine": "concatenate", "project": "student", "distance": "normalized"},
         {"mapping": {"rule": "all"}, "combine": "attend"},

@@ -15,11 +15,7 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.methods.config import TermConfig
 from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score
-from distill_runner.methods.predictions import (
-    correlation_over_classes,
-    correlation_over_outputs,
-    decoupled_divergences,
-)
+from distill_runner.methods.predictions import correlation_over_classes, correlation_over_outputs, decoupled_divergences
 from distill_runner.models.features import EncoderShape, Features
 from distill_runner.tasks.questions.losses import Spans
 

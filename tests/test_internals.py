@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill_runner.analysis.comparisons import (
-    agreement,
-    agreement_table,
-    disputed,
-)
+from distill_runner.analysis.comparisons import agreement, agreement_table, disputed
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
 from distill_runner.compose.run_config import RunConfig
@@ -56,9 +52,7 @@ def test_disputed_examples_by_hand() -> None:
 
 @pytest.mark.slow
 def test_a_run_is_analyzed(
-    compose: Callable[..., RunConfig],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    compose: Callable[..., RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from distill_runner.running import run_stage
 

@@ -62,12 +62,7 @@ soft_at_5 = partial(soft_cross_entropy, temperature=5.0)
 CASES = [
     pytest.param(soft_at_5, reference_soft_cross_entropy, (numbers(5, 3), numbers(5, 3, seed=1)), id="kd"),
     pytest.param(squared_error, reference_squared_error, (numbers(5, 1), numbers(5, seed=1)), id="regression"),
-    pytest.param(
-        normalized_squared_distance,
-        reference_distance,
-        (numbers(5, 8), numbers(5, 8, seed=1)),
-        id="pkd",
-    ),
+    pytest.param(normalized_squared_distance, reference_distance, (numbers(5, 8), numbers(5, 8, seed=1)), id="pkd"),
     pytest.param(mean_squared_error, reference_mse, (numbers(5, 8), numbers(5, 8, seed=1)), id="mse"),
     pytest.param(
         normalized_mean_squared_error,

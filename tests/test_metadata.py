@@ -29,7 +29,7 @@ SENTENCE_KEYS = {
         *("query_length", "document_length", "query_expansion", "max_seq_length", "do_lower_case", "model_args"),
     ],
     "config_sentence_transformers.json": [
-        *("__version__", "default_prompt_name", "model_type", "prompts", "similarity_fn_name", "requirements"),
+        *("__version__", "default_prompt_name", "model_type", "prompts", "similarity_fn_name", "requirements")
     ],
     "modules.json": ["idx", "name", "path", "type", "kwargs"],
     "Pooling/config.json": ["embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt"],

@@ -137,8 +137,7 @@ def test_one_class_alone_is_undefined(metric: str) -> None:
 
 @pytest.mark.parametrize("metric", ["pearson", "spearman"])
 @pytest.mark.parametrize(
-    ("outputs", "labels"),
-    [([2.0, 2.0, 2.0], [0.0, 1.0, 2.0]), ([0.0, 1.0, 2.0], [1.0, 1.0, 1.0]), ([1.0], [1.0])],
+    ("outputs", "labels"), [([2.0, 2.0, 2.0], [0.0, 1.0, 2.0]), ([0.0, 1.0, 2.0], [1.0, 1.0, 1.0]), ([1.0], [1.0])]
 )
 def test_constant_correlates_with_nothing(metric: str, outputs: list[float], labels: list[float]) -> None:
     value = compute_metrics([metric], column(outputs), np.array(labels, dtype=np.float32))[metric]

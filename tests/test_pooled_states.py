@@ -110,11 +110,7 @@ def test_each_epoch_reads_its_own_layers() -> None:
 
 @pytest.mark.parametrize(
     ("term", "options"),
-    [
-        ("hidden_states", {"combine": "concatenate", "distance": "mse"}),
-        ("token_states", {}),
-        ("attention_scores", {}),
-    ],
+    [("hidden_states", {"combine": "concatenate", "distance": "mse"}), ("token_states", {}), ("attention_scores", {})],
 )
 def test_any_term_takes_drawn_layers(term: str, options: dict[str, Any]) -> None:
     method = rail(term, **options)

@@ -47,9 +47,7 @@ def reference(teacher: tuple[Tensor, Tensor], student: tuple[Tensor, Tensor], he
     for start, stop in itertools.pairwise(bounds):
         for head in range(heads):
             taught, learnt = (
-                relation(
-                    *(np.split(side[start:stop].detach().numpy(), heads, axis=1)[head] for side in of_model),
-                )
+                relation(*(np.split(side[start:stop].detach().numpy(), heads, axis=1)[head] for side in of_model))
                 for of_model in (teacher, student)
             )
             rows[start:stop] += (taught * np.log(taught / learnt)).sum(axis=1) / heads

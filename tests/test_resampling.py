@@ -14,12 +14,7 @@ from sklearn import metrics as sk
 
 from distill_runner.datasets.metrics import METRICS, REGRESSION_METRICS, SUMMED, f1_of_counts
 from distill_runner.report import resampling
-from distill_runner.report.resampling import (
-    PairedScores,
-    SummedScores,
-    clustered_scores,
-    paired_scores,
-)
+from distill_runner.report.resampling import PairedScores, SummedScores, clustered_scores, paired_scores
 from helpers.small_runs import few_fast
 
 MULTILABEL = ("f1_micro", "subset_accuracy")

@@ -60,7 +60,7 @@ CASES = {
             "method=nkd",
             "optim=cifar",
             "optim.batch_size=16",
-        ),
+        )
     ),
 }
 

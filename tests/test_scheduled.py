@@ -17,12 +17,7 @@ from distill_runner.methods.schedules import LayerSchedule, ScheduledMethod
 from distill_runner.models.features import EncoderShape, FeatureRequest, Features
 
 TOP = {"rule": "group_top", "supervise_last": True}
-COS = {
-    "term": "hidden_states",
-    "mapping": TOP,
-    "combine": "select",
-    "distance": "cosine",
-}
+COS = {"term": "hidden_states", "mapping": TOP, "combine": "select", "distance": "cosine"}
 KL = {"term": "attention_relations", "mapping": TOP, "pairs": ["QK"]}
 SOFT = {"term": "soft_labels", "temperature": 1.0}
 TERMS = {"soft": SOFT, "kl": KL, "cos": COS}

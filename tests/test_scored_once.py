@@ -86,11 +86,7 @@ def test_a_run_reports_the_score(first: tuple[Ended, dict[str, Any], Path]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["opposite labels", "paused"])
 def test_a_test_split_chooses_nothing_and_is_scored_in_every_way(
-    how: str,
-    first: tuple[Ended, dict[str, Any], Path],
-    tmp_path: Path,
-    tiny_task_folder: Path,
-    tiny_bert_folder: Path,
+    how: str, first: tuple[Ended, dict[str, Any], Path], tmp_path: Path, tiny_task_folder: Path, tiny_bert_folder: Path
 ) -> None:
     """The opposite labels turn the score around, and nothing else; a run in parts has the same score."""
     _, own, _ = first

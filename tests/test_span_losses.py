@@ -46,10 +46,7 @@ def reference_match(student: Tensor) -> Tensor:
 
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "gold": (lambda s: losses.span_cross_entropy(s, BOUNDS, LABELS), reference_gold),
-    "soft": (
-        lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 4.0),
-        lambda s: reference_soft(s, 4.0),
-    ),
+    "soft": (lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 4.0), lambda s: reference_soft(s, 4.0)),
     "soft, sum of the ends": (
         lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 2.0, over_ends="sum"),
         lambda s: reference_soft(s, 2.0) * 2,

@@ -139,10 +139,7 @@ def test_data_count_by_content_wherever_they_lie(
             ["student.init.source=finetuned", "stages.teacher.model.source=stage:student"],
             r"stages=student -> teacher -> student: a stage depends on itself",
         ),
-        (
-            ["stages.student.teacher=teecher"],
-            r"teacher=teecher: there is no such stage\n.*Did you mean 'teacher'",
-        ),
+        (["stages.student.teacher=teecher"], r"teacher=teecher: there is no such stage\n.*Did you mean 'teacher'"),
         (["stages.student.teacher=null"], r"teacher: this method needs a teacher, but the stage has none"),
         (["student.num_layers=5"], r"num_layers=5: must be between 1 and 4"),
         (["student.init.source=finetuned", "student.num_layers=5"], r"num_layers=5: the source has only 4 layers"),
@@ -362,10 +359,7 @@ def test_cached_and_live_targets_give_the_same_student(compose: Compose, referen
     live = Run(compose(*CKD, "runtime.targets=live"))
     assert live.build() == reference.build()
     assert not (live.store.folder / "targets").exists()
-    assert {file.name for file in targets(reference).glob("*.npy")} == {
-        "logits.npy",
-        "cls.npy",
-    }
+    assert {file.name for file in targets(reference).glob("*.npy")} == {"logits.npy", "cls.npy"}
 
 
 def test_outputs_in_float16_make_another_student_cached_or_live(compose: Compose, reference: Run) -> None:

@@ -156,10 +156,7 @@ def test_model_card_holds_the_numbers() -> None:
     (entry,) = front["model-index"][0]["results"]
     assert entry["task"] == {"type": "text-classification"}
     assert entry["dataset"] == {"type": "nyu-mll/glue", "name": "rte", "split": "validation"}
-    assert [(metric["type"], metric["value"]) for metric in entry["metrics"]] == [
-        ("accuracy", 0.6643),
-        ("f1", 0.6512),
-    ]
+    assert [(metric["type"], metric["value"]) for metric in entry["metrics"]] == [("accuracy", 0.6643), ("f1", 0.6512)]
     for text in (
         "| accuracy | 66.43 |",
         "| accuracy of the teacher | 68.23 |",

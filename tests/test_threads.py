@@ -52,12 +52,7 @@ def test_the_quota_of_a_container_counts(tmp_path: Path) -> None:
     [(None, 1, 64, 4, 4), (None, 1, 2, 4, 2), (None, 3, 64, 7, 2), (None, 4, 2, 2, 1), (5, 2, 64, 4, 5)],
 )
 def test_threads_of_a_run(
-    threads: int | None,
-    processes: int,
-    torch_threads: int,
-    cpus: int,
-    expected: int,
-    monkeypatch: pytest.MonkeyPatch,
+    threads: int | None, processes: int, torch_threads: int, cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``OMP_NUM_THREADS`` and ``runtime.threads`` are kept; processes of a machine share what is left of the quota."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
@@ -68,8 +63,7 @@ def test_threads_of_a_run(
 
 
 @pytest.mark.parametrize(
-    ("own", "expected"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    ("own", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
 )
 def test_waiting_threads_spin_briefly(
     own: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch

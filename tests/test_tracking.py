@@ -271,10 +271,7 @@ def test_wandb_offline_is_read_back(
         tracker.log({"loss": 0.125}, step=2, epoch=1.0)  # a step that comes again is not dropped
         tracker.record(Outcome({"score": 0.75}, RESULTS, model=wandb_home))  # no model unless asked for
     config = TrackerConfig(name="wandb")
-    with (
-        contextlib.suppress(RuntimeError),
-        open_tracker(config, wandb_home, "key2", {}, "teacher") as tracker,
-    ):
+    with contextlib.suppress(RuntimeError), open_tracker(config, wandb_home, "key2", {}, "teacher") as tracker:
         tracker.log({"loss": 4.0}, step=1)
         raise RuntimeError("diverged")
     first, second = read_back(wandb_home, "key1"), read_back(wandb_home, "key2")

@@ -296,13 +296,7 @@ def test_accumulation_only_changes_how_much_is_computed_at_once(make: Make, accu
     rows: dict[int, Logged] = {1: [], accumulation: []}
     trained = {}
     for parts in (1, accumulation):
-        training = make(
-            "ckd",
-            log_into(rows[parts]),
-            dtype=torch.float64,
-            accumulation=parts,
-            epochs=1,
-        )
+        training = make("ckd", log_into(rows[parts]), dtype=torch.float64, accumulation=parts, epochs=1)
         fit(training)
         trained[parts] = weights(training.model) | weights(training.method)
     for name, tensor in trained[1].items():

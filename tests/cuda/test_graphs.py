@@ -242,8 +242,7 @@ class ReadsInBackward(OfTheStep):
 
 
 @pytest.mark.parametrize(
-    ("term", "reason"),
-    [(OfTheStep, "a term reads the number of the step"), (ReadsInBackward, "_local_scalar_dense")],
+    ("term", "reason"), [(OfTheStep, "a term reads the number of the step"), (ReadsInBackward, "_local_scalar_dense")]
 )
 def test_a_term_that_cannot_be_recorded(
     term: type[LossTerm], reason: str, compose: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -42,11 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hub(
-    tmp_path: Path,
-    home: Path,
-    tiny_bert_folder: Path,
-    tiny_task_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, home: Path, tiny_bert_folder: Path, tiny_task_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hub]:
     """Has the tiny model and the tiny task."""
     import huggingface_hub

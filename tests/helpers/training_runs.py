@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import (
-    BertConfig,
-)
+from transformers import BertConfig
 
 from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.batches import Batch
