@@ -13,6 +13,7 @@ from distill_runner import api
 from distill_runner.common.errors import UserError
 from distill_runner.sweeping import isolation
 from helpers.command import distill_run
+from helpers.fake_results import result
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,14 @@ def test_a_run_is_composed_from_one_text() -> None:
     assert api.compose("task=rte method=rkd", {"seed": 7}) == api.compose("task=rte", "method=rkd", "seed=7")
     assert GlobalHydra.instance().hydra is of_caller
     GlobalHydra.instance().clear()
+
+
+@pytest.mark.parametrize("typed", [["task=rte"], "outputs/runs", [None]])
+@pytest.mark.parametrize("function", [api.table, api.frame, api.figure])
+def test_what_is_no_result_is_refused(function: Any, typed: Any) -> None:
+    with pytest.raises(UserError, match="is no result of a run"):
+        function(typed)
+    assert function(result()) is not None, "one result is taken, too"
 
 
 @pytest.mark.slow

@@ -182,6 +182,19 @@ def sweep(*overrides: Overrides, outputs: Path | str = "outputs", progress: bool
     return frame(result for point in points if (result := read_result(Path(point["folder"]))) is not None)
 
 
+def _result_list(results: Iterable[Result]) -> list[Result]:
+    """Return results in a list.
+
+    Raises:
+        UserError: one of them is no result, such as the name of a folder, an override, or a column of a frame.
+    """
+    results = [results] if isinstance(results, Mapping) else [*results]
+    for result in results:
+        if not isinstance(result, Mapping):
+            raise UserError("results", result, "is no result of a run", "Give what api.run or api.results returned.")
+    return results
+
+
 def results(*folders: Path | str) -> list[Result]:
     """Return the results of all runs in ``folders``, by default in ``outputs/runs``.
 
@@ -211,7 +224,7 @@ def frame(results: Iterable[Result]) -> "pd.DataFrame":
     """
     from distill_runner.report.frame import frame
 
-    return frame(results)
+    return frame(_result_list(results))
 
 
 def table(results: Sequence[Result], style: str = "markdown", split: Sequence[str] = ()) -> str:
@@ -230,14 +243,14 @@ def table(results: Sequence[Result], style: str = "markdown", split: Sequence[st
     styles = {"markdown": markdown, "latex": latex, "csv": as_csv, "terminal": terminal}
     if style not in styles:
         raise UserError("style", style, "there is no such style", f"Known: {', '.join(styles)}.")
-    return styles[style](tabulate(results, split))
+    return styles[style](tabulate(_result_list(results), split))
 
 
 def figure(results: Sequence[Result]) -> "Figure":
     """Return a figure of the scores by task and method, with the published numbers and the teachers' scores."""
     from distill_runner.report.figures import drawable, score_figure
 
-    return score_figure(drawable(results))
+    return score_figure(drawable(_result_list(results)))
 
 
 def compare(
