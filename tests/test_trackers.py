@@ -6,8 +6,8 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -86,6 +86,7 @@ def test_the_printed_command_sends_to_the_same_place(finished: Path, recorder: l
     run_subcommand(subcommand, arguments)
     assert recorder[0][:2] == ("wandb", "our tests")
     assert recorder[0][5:] == ("team", "g 1")
+    assert "project" not in track_command(TrackerConfig(name="tensorboard"), finished)
 
 
 def test_the_summary_has_what_runs_are_compared_by() -> None:
@@ -118,14 +119,7 @@ def test_the_tracker_that_the_documentation_registers(
 def test_an_agent_of_a_sweep_chooses_the_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
-    calls = list[dict[str, Any]]()
-
-    def nothing(*_: Any, **__: Any) -> None: ...
-
-    def init(**options: Any) -> SimpleNamespace:
-        calls.append(options)
-        return SimpleNamespace(url="u", dir=str(tmp_path), define_metric=nothing, finish=nothing)
-
+    init = Mock(return_value=Mock(url="u", dir=str(tmp_path)))
     monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setattr(wandb, "setup", lambda *_: None)
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -134,7 +128,7 @@ def test_an_agent_of_a_sweep_chooses_the_id(tmp_path: Path, monkeypatch: pytest.
             monkeypatch.setenv(name, value)
         with open_tracker(TrackerConfig(name="wandb"), tmp_path, "0a1b", {"seed": 1}, "distill"):
             pass
-    own, agents = calls
+    own, agents = (call.kwargs for call in init.call_args_list)
     assert (own["id"], own["resume"], own["config"]) == ("0a1b", "allow", {"seed": 1})
     assert (agents["id"], agents["resume"], agents["config"]) == ("agents", None, {"seed": 1, "key": "0a1b"})
 

@@ -13,6 +13,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.report.collect import Result, label, pictures_of, read_result, without_specs
 from distill_runner.tracking.trackers import Outcome, Tracker, TrackerConfig, flatten, open_tracker
 
+PLACE = ("project", "entity", "group")
 BY_CLASS = "by_class"
 """Table of a run with the scores of each label, such as each type of entity: a row for each split and label."""
 
@@ -33,20 +34,25 @@ def track(options: Namespace) -> None:
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         recorded = settings.get("tracker") or {}
         fields = recorded if recorded.get("name") == options.tracker else {"name": options.tracker}
-        changes = {key: getattr(options, key) for key in ("project", "entity", "group") if getattr(options, key)}
+        changes = {key: getattr(options, key) for key in PLACE if getattr(options, key)}
         config = TrackerConfig(**fields | changes).with_tags(result["task"], result["method"], result["teacher"])
         if not send(config, folder, result, settings):
             problem = f"did not take all of {folder}: see the warnings"
             raise UserError("--tracker", config.name, problem, "The same command sends the run again.")
-        print(f"{folder} was sent to {config.name}, project {config.project}")
+        print(", ".join([f"{folder} was sent to {config.name}", *map(" ".join, place(config).items())]))
     if unfinished:
         raise UserError("run", " ".join(unfinished), "has no finished run; all others were sent")
 
 
+def place(config: TrackerConfig) -> dict[str, str]:
+    """Return where a tracker puts runs, by option; empty for TensorBoard, which puts them into their folders."""
+    return {key: value for key in PLACE if (value := getattr(config, key)) and config.name != "tensorboard"}
+
+
 def track_command(config: TrackerConfig, folder: Path) -> str:
     """Return the command that sends the finished run in ``folder`` to a tracker."""
-    values = {"tracker": config.name, "project": config.project, "entity": config.entity, "group": config.group}
-    options = [word for name, value in values.items() if value for word in (f"--{name}", value)]
+    values = {"tracker": config.name, **place(config)}
+    options = [word for name, value in values.items() for word in (f"--{name}", value)]
     return shlex.join(["distill-run", "track", str(folder), *options])
 
 
