@@ -272,8 +272,9 @@ def test_choices_of_a_group_are_rows_and_any_setting_can_be_split_out() -> None:
     assert {cells["rte"].kind for cells in split.values()} == {""}
     same = {**runs[0], "key": "5", "seed": 2, "choices": {"loss": "mine"}}  # equal settings under another name
     assert [*tabulate([*runs, with_specs(same)]).rows] == [*rows]
-    with pytest.raises(UserError, match=r"--split=optim\.rate: is no setting of a grid here"):
-        tabulate(runs, ["optim.rate"])
+    for name, remedy in (("optim.rate", "Did you mean 'optim.lr'. Known: kd.weight, optim.lr."), ("seed", "'scores'")):
+        with pytest.raises(UserError, match=rf"--split={name}: is no setting of a grid here\n.*{remedy}"):
+            tabulate(runs, [name])
 
 
 def test_names_are_words() -> None:

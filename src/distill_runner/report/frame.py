@@ -5,6 +5,7 @@ percentages, as the papers.
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ from math import inf, isnan
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, command, suggestion
 from distill_runner.report import published
 from distill_runner.report.collect import (
     Result,
@@ -292,10 +293,12 @@ def tabulate(results: Iterable[Result], split: Collection[str] = ()) -> ResultTa
     tasks = list(dict.fromkeys(entry["task"] for entry in entries))
     rows: dict[str, dict[str, list[Result]]] = {}
     identities = [identity for entry in entries if (identity := identity_of(entry))] if split else []
-    searched = {name for identity in identities for name in identity.grid}
-    for name in split:
-        if name not in searched:
-            raise UserError("--split", name, "is no setting of a grid here", suggestion(name, searched))
+    names = Counter(name for name, _ in {item for identity in identities for item in identity.grid.items()})
+    for name in [name for name in split if name not in names]:
+        remedy = suggestion(name, [other for other, num_values in names.items() if num_values > 1])
+        if any(name in identity.seeds for identity in identities):
+            remedy = "Rows are means over seeds; see the column 'scores': " + command("distill-run table --format csv")
+        raise UserError("--split", name, "is no setting of a grid here", remedy)
     for name, entry in zip(row_names(entries, split=split), entries, strict=True):
         rows.setdefault(name, {task: [] for task in tasks})[entry["task"]].append(entry)
     cells = {row: {task: cell_of(runs) for task, runs in of_row.items()} for row, of_row in rows.items()}
