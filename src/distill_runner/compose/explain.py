@@ -56,8 +56,8 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
         key, equals, value = error.override.partition("=")
         if not equals or key.startswith("-"):
             return UserError(error.override, None, "is not of the form <key>=<value>", HELP)
-        remedy = "Brackets and quotes must come in pairs; in the shell, quote the whole override: "
-        remedy += override(key, ["<a>", "<b>"])
+        remedy = "Brackets and quotes come in pairs, or the text is in quotes; in the shell, quote the whole override: "
+        remedy += override(key, ["<a>", "<b>"] if value[:1] == "[" else value.strip("'\""))
         return UserError(key, value, "cannot be read", remedy)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_such_choice(error.missing_cfg_file, error.options or [], overrides)
