@@ -214,13 +214,17 @@ def test_classes_that_are_never_predicted_are_named() -> None:
 
 def test_a_folder_holds_one_student(compose: Compose, tmp_path: Path) -> None:
     """On changed data, the curve went on from the other run's, and its exported files stayed beside new weights."""
-    options = ("method=nkd", "optim.max_steps=2", "student.num_layers=1", "runtime.log_every=1")
+    options = ["method=nkd", "optim.max_steps=2", "student.num_layers=1", "runtime.log_every=1"]
+    options.append(f"store.dir={tmp_path}")
     run_stage(compose(*options), tmp_path, SETTINGS)
     count = len((tmp_path / "metrics.jsonl").read_text().splitlines())
     (tmp_path / "model" / "onnx").mkdir()
     (tmp_path / "deploy.json").write_text("{}")
     run_stage(compose(*options), tmp_path, SETTINGS)
     assert (tmp_path / "deploy.json").exists(), "the same student keeps its files"
+    run_stage(compose(*options), tmp_path / "other", SETTINGS)
+    scores = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "validation" in line]
+    assert (tmp_path / "other" / "metrics.jsonl").read_text().splitlines() == scores, "what the store has of its curves"
     run_stage(compose(*options, "seed=7"), tmp_path, SETTINGS)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == count
     assert not (tmp_path / "deploy.json").exists()

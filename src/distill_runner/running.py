@@ -270,11 +270,18 @@ class _Run:
         names = self.description["task"], self.config.method, self.config.teacher.name
         config = self.config.tracker.with_tags(*names)
         settings = run_settings(self.settings, self.description)
+        is_hit = self.pipeline.store.has(self.stage.spec)
         with open_tracker(config, self.folder, self.stage.key, settings, job_type="distill") as tracker:
             with Stages(_relative_work(self.stage, self.pipeline)) as stages:
                 self.pipeline.log_of = partial(_log_of, tracker, stages)
                 self.pipeline.build(self.stage, self.config.runtime.pause_after)
             result = self._report()
+            if is_hit and (scores := result.get("history")):  # of a student that another folder's run has trained
+                per_epoch = self.stage.config.optim.steps_per_epoch(len(self.pipeline.inputs.data(self.stage)))
+                for epoch, values in enumerate(scores, start=1):
+                    step = min(epoch * per_epoch, result["steps"])
+                    curves = {f"validation/{name}": value for name, value in values.items()}
+                    tracker.log(curves, step=step, epoch=step / per_epoch)
             send_result(tracker, self.folder, result)
         return result
 
