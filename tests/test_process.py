@@ -70,9 +70,10 @@ def test_a_variable_is_as_before_after_the_context(monkeypatch: pytest.MonkeyPat
     assert "DISTILL_TEST" not in os.environ
 
 
-def test_sigterm_interrupts_within_the_context() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_sigterm_interrupts_within_the_context(number: int) -> None:
     with pytest.raises(KeyboardInterrupt), process.sigterm_as_interrupt():
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

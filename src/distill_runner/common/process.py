@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -191,30 +191,31 @@ def pinned_cpus(count: int) -> Iterator[list[int]]:
 
 
 @contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, which batch systems send, act like Ctrl-C within the context."""
-    with suppress(ValueError):  # not in the main thread, whose owner handles signals
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _handled(handler: Any, *numbers: int) -> Iterator[None]:
+    """Handle signals within the context; outside the main thread, the program that owns it handles them."""
+    previous = dict[int, Any]()
+    with suppress(ValueError):
+        previous |= {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        with suppress(ValueError):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, of_caller in previous.items():
+            signal.signal(number, of_caller)
 
 
-@contextmanager
-def ignored_sigterm() -> Iterator[None]:
+def sigterm_as_interrupt() -> AbstractContextManager[None]:
+    """Let SIGTERM and SIGUSR1, which batch systems send, act like Ctrl-C within the context."""
+    return _handled(signal.default_int_handler, signal.SIGTERM, signal.SIGUSR1)
+
+
+def ignored_sigterm() -> AbstractContextManager[None]:
     """Ignore SIGTERM within the context, and in the programs that are started there, until they handle it."""
-    previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    return _handled(signal.SIG_IGN, signal.SIGTERM)
 
 
 @contextmanager
 def deferred_interrupts() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list, so that training stops between two steps; a second signal stops at once."""
+    """Collect SIGINT, SIGTERM and SIGUSR1, so that training stops between two steps; a second signal stops at once."""
     received: list[int] = []
 
     def receive(number: int, _frame: Any) -> None:
@@ -222,15 +223,8 @@ def deferred_interrupts() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         received.append(number)
 
-    try:
-        previous = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # outside the main thread, handlers cannot be set; the program that owns it handles signals
-        previous = {}
-    try:
+    with _handled(receive, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def ignore_interrupts() -> None:
