@@ -267,8 +267,7 @@ class _Run:
         return result
 
     def _build_with_tracker(self) -> Mapping[str, Any]:
-        names = self.description["task"], self.config.method, self.config.teacher.name
-        config = self.config.tracker.with_tags(*names)
+        config = self.config.tracker.with_tags(self.description["task"], self.config.method, self.config.teacher.name)
         settings = run_settings(self.settings, self.description)
         is_hit = self.pipeline.store.has(self.stage.spec)
         with open_tracker(config, self.folder, self.stage.key, settings, job_type="distill") as tracker:
@@ -373,8 +372,7 @@ def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
         size = 3 * part.shape.num_products
         if part.teacher is not None:
             size += part.teacher.shape.num_products
-        num_steps = optim.num_steps(len(pipeline.inputs.data(part)))
-        work[part.name] = float(num_steps * optim.batch_size * size)
+        work[part.name] = float(optim.num_steps(len(pipeline.inputs.data(part))) * optim.batch_size * size)
     return work
 
 

@@ -35,8 +35,7 @@ def samples(runs: Sequence[FinishedRun], options: Namespace) -> None:
     disputed = comparisons.disputed(teacher, list(students.values()))
     examples = disputed[: options.samples or 4].tolist()
     print(f"{len(examples)} of {len(disputed)} examples of {first.split} that the teacher gets right, a student wrong")
-    models = {"teacher": teacher} | students
-    answers = {name: [*map(model.prediction_text, examples)] for name, model in models.items()}
+    answers = {name: [*map(one.prediction_text, examples)] for name, one in {"teacher": teacher, **students}.items()}
     print(comparisons.samples_table(first.texts(examples), [*map(teacher.label_text, examples)], answers, examples))
 
 

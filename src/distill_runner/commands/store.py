@@ -82,8 +82,7 @@ def _delete(options: Namespace, states: Sequence[str], selection: Sequence[Entry
     print(f"{len(selection)} to delete, which frees {_size(freed_bytes(selection)).strip()}")
     if not options.yes:
         if not sys.stdin.isatty():
-            problem = "needs a confirmation, and there is no terminal to ask on"
-            raise UserError("delete", None, problem, "Add --yes.")
+            raise UserError("delete", None, "needs a confirmation, and there is no terminal to ask on", "Add --yes.")
         if input("Delete them? [y/N] ").strip().lower() not in ("y", "yes"):
             print("nothing deleted")
             return 1

@@ -155,8 +155,7 @@ class Mixture(Schema):
 
     def spec(self) -> dict[str, Any]:
         """Return all that determines the text; the names and the location of the data are left out."""
-        parts = [part.spec() for part in self.parts.values()]
-        return {**self.model_dump(exclude={"name", "parts"}), "parts": parts}
+        return {**self.model_dump(exclude={"name", "parts"}), "parts": [part.spec() for part in self.parts.values()]}
 
 
 class Corpus(Mixture):

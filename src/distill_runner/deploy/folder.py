@@ -210,8 +210,7 @@ def _task_of_run(folder: Path, options: Mapping[str, Any]) -> "Task":
     if not (folder / "model" / "config.json").is_file():
         raise UserError("folder", folder, "holds no student", remedy)
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        fields = config["stages"]["student"]["task"]
+        fields = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["stages"]["student"]["task"]
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError("folder", folder, "has no config.yaml and result.json of a run", remedy) from error

@@ -324,8 +324,7 @@ def _tests(
         labels[name] = (torch, form, scores.test() if scores.is_different.any() else None)
     if (paired := pair_predictions(metric, predictions[:1], predictions[1:])) is None:
         return {"labels": labels}
-    p = None if margin is None else paired.p_not_worse(margin / 100)
-    return {"labels": labels, "test": paired.test(), "p": p}
+    return {"labels": labels, "test": paired.test(), "p": None if margin is None else paired.p_not_worse(margin / 100)}
 
 
 def examples_needed(p: float, examples: int, level: float = ALPHA) -> int | None:

@@ -93,8 +93,7 @@ class AttentionRelationLoss(LayeredTerm):
         for name, shape in (("student", student), ("teacher", teacher)):
             width = shape.projection_width or shape.width
             if self.heads < 1 or width % self.heads:
-                problem = f"must divide the width of the {name}, {width}"
-                raise UserError(".heads", self.heads, problem)
+                raise UserError(".heads", self.heads, f"must divide the width of the {name}, {width}")
 
     def layer_needs(self, layers: Collection[int]) -> FeatureRequest:
         return FeatureRequest(projections=frozenset(product(chain.from_iterable(self.pairs), layers)))

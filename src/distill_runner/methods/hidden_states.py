@@ -255,8 +255,7 @@ class KeysQueriesValues(nn.Module):
         super().__init__()
         self.heads = attention.heads or 1
         if width_student % self.heads:
-            problem = f"must divide the student's width, {width_student}"
-            raise UserError("attention.heads", self.heads, problem)
+            raise UserError("attention.heads", self.heads, f"must divide the student's width, {width_student}")
         self.query = nn.Linear(width_student, width_student, bias=False)
         self.key = nn.Linear(width_teacher, width_student, bias=False)
         num_values = num_keys if attention.values == "per_layer" else 1

@@ -416,8 +416,7 @@ def as_csv(table: ResultTable) -> str:
     """Return all numbers of the table in long form: one line per cell, in full precision, teachers first."""
     # Programs take text with these beginnings for formulas.
     cells = table.frame[[*COLUMNS]].replace(r"^(?=[=+@-])", "'", regex=True)
-    text: str = cells.to_csv(index=False, lineterminator="\n")
-    return text
+    return str(cells.to_csv(index=False, lineterminator="\n"))
 
 
 # --- HTML

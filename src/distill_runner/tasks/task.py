@@ -429,8 +429,7 @@ class Task(TaskSplits):
         Raises:
             UserError: predictions of this type are neither correct nor wrong.
         """
-        problem = "has predictions that are neither right nor wrong, only close or far"
-        raise UserError("task.type", self.type, problem)
+        raise UserError("task.type", self.type, "has predictions that are neither right nor wrong, only close or far")
 
     def example_texts(self, name: str, split: "Split", numbers: Sequence[int]) -> list[str]:
         """Return examples as readable texts, with the names of the columns if there are several.

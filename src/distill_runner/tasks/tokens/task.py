@@ -348,8 +348,7 @@ class TokensTask(Task):
         return self.tag_scores(outputs, split).by_type() if self.tagset.outside is not None else {}
 
     def label_counts(self, outputs: np.ndarray, split: Any) -> dict[str, np.ndarray]:
-        counts = self.tag_scores(outputs, split).counts
-        return dict(zip(self.tagset.type_names, counts.swapaxes(0, 1), strict=True))
+        return dict(zip(self.tagset.type_names, self.tag_scores(outputs, split).counts.swapaxes(0, 1), strict=True))
 
     def prediction_warnings(self, outputs: np.ndarray, split: Any) -> list[str]:
         scores = self.tag_scores(outputs, split)

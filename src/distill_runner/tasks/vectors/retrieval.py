@@ -171,8 +171,7 @@ class RetrievalTask(VectorTask):
         """
         file = self._file(split)
         if not file.is_file():
-            problem = f"has no file {file.relative_to(self.dataset)}"
-            raise UserError("task.dataset", self.dataset, problem, LAYOUT)
+            raise UserError("task.dataset", self.dataset, f"has no file {file.relative_to(self.dataset)}", LAYOUT)
         return file
 
     def _columns(self, split: str, columns: list[str]) -> dict[str, list[Any]]:

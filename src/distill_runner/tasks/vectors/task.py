@@ -79,8 +79,7 @@ class VectorTask(TextTask):
     def _selects_on_validation(self) -> Self:
         if self.select_on == HELD_OUT:
             problem = "training texts have no scores, so they cannot be held out to select the epoch"
-            remedy = "Set " + override("task.select_on", "validation")
-            raise UserError("task.select_on", HELD_OUT, problem, remedy)
+            raise UserError("task.select_on", HELD_OUT, problem, "Set " + override("task.select_on", "validation"))
         return self
 
     @property
