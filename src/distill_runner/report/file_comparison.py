@@ -19,7 +19,7 @@ from distill_runner.report.compare import Comparison, compare_cells, correct
 from distill_runner.report.file_scores import TYPES, Scored, type_of
 from distill_runner.report.formats import as_mapping, escaped
 from distill_runner.report.frame import Cell, Point
-from distill_runner.report.prediction_files import label_text, read_values
+from distill_runner.report.prediction_files import RENAME, is_scores, label_text, read_values
 from distill_runner.report.resampling import SummedScores, f1_by_class
 
 LABEL_DRAWS = 2_000
@@ -108,6 +108,10 @@ def compare_files(
     kind = task_type or type_of(gold, files[0])
     if kind not in TYPES:
         raise UserError("--type", kind, "there is no such task type", suggestion(kind, TYPES))
+    for file in (gold, *files):
+        is_ranking = bool(file.values) and all(map(is_scores, file.values))
+        if not (is_ranking if kind == "retrieval" else file.values or kind == "classification"):
+            raise UserError("--predictions", file.file, f"has no predictions of {kind}: {file.text}", RENAME)
     names, read = TYPES[kind]
     if (metric := metric or names[0]) not in names:
         raise UserError("--metric", metric, f"is no metric of {kind}", suggestion(metric, names))

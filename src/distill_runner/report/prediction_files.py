@@ -1,6 +1,6 @@
 """What files of predictions and of gold labels say, as any program writes them.
 
-Read are the forms of docs/compare.md: tables with named columns (pandas, scikit-learn, ``distill-run predict``, a
+Read are the forms of docs/compare.md: tables with by_class columns (pandas, scikit-learn, ``distill-run predict``, a
 language model), run_glue's and run_ner's ``.txt``, run_qa's answers by id, TREC runs and qrels, and
 sentence-transformers' rankings. What was taken is a sentence of the file; what can be taken in two ways is refused.
 """
@@ -31,9 +31,10 @@ PREDICTED = ("prediction", "predictions", "predicted", "predicted_label", "pred"
 LABELS = ("label", "labels", "gold", "target", "y_true", "answers", "answer", "ner_tags", "tags", "spans")
 PREFIX = "p_"
 """Of columns of the probability of a class, as ``distill-run predict`` writes them."""
-RENAME = "Name one column prediction in files of predictions, and label in the gold file."
+RENAME = "Name one column prediction, or label in the gold file; of rankings, columns query-id, corpus-id, score."
 SAME_EXAMPLES = "Compare predictions of the same examples; those of files without ids have the order of the gold file."
-_RUN, _QRELS = re.compile(r"\S+\s+Q0(\s+\S+){4}"), re.compile(r"\S+\s+\S+\s+\S+\s+-?\d+")
+_RUN = re.compile(r"\S+\s+(Q0|q0|0)\s+\S+\s+\d+\s+\S+\s+\S+")
+_QRELS = re.compile(r"\S+\s+\S+\s+\S+\s+-?\d+(\.0)?")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -122,8 +123,11 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
         return _rankings(file, ((row[0], row[2], row[-2] if len(row) > 4 else row[-1]) for row in rows))
     if file.suffix == ".txt" and "\t" not in first:
         return Values(file, None, lines, text="a line for each example")
-    if first.startswith("{") and file.suffix == ".json" and (answers := _answers(content)) is not None:
-        return Values(file, [*answers], [*answers.values()], text="answers by id")
+    if first.startswith("{") and file.suffix == ".json":
+        if (answers := _answers(by_id := json.loads(content))) is not None:
+            return Values(file, [*answers], [*answers.values()], text="answers by id")
+        if all(map(is_scores, by_id.values())) and not all("0" in own for own in by_id.values()):  # pandas has rows
+            return _rankings(file, ((query, *pair) for query, own in by_id.items() for pair in own.items()))
     class_names: Mapping[str, list[str]] = {}
     if file.suffix == ".txt":  # as run_glue writes
         table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -146,14 +150,24 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
     return _of_columns(file, key, columns, class_names, classes)
 
 
-def _answers(content: str) -> dict[str, str] | None:
+def _answers(values: Any) -> dict[str, str] | None:
     """Return the answers in an object of answers, or of the n best ones, by id, as run_qa writes; else None."""
     try:
-        values = json.loads(content)
         best = {key: value if isinstance(value, str) else value[0]["text"] for key, value in values.items()}
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         return None
     return best if all(isinstance(answer, str) for answer in best.values()) else None
+
+
+def is_scores(value: Any) -> bool:
+    """Return whether a value is an object of numbers by the names of classes, or of documents."""
+    return isinstance(value, dict) and bool(value) and all(isinstance(one, int | float) for one in value.values())
+
+
+def _by_label(value: Any) -> Any:
+    """Return the scores that a pipeline of transformers lists, by label; another value as it is."""
+    is_listed = isinstance(value, list) and all(isinstance(x, dict) and x.keys() == {"label", "score"} for x in value)
+    return {one["label"]: one["score"] for one in value} if is_listed else value
 
 
 def _of_columns(
@@ -180,6 +194,12 @@ def _of_columns(
         problem = f"has the columns {listed_names(candidates or [*columns])}: which one is meant?"
         raise UserError(key, file, problem, RENAME)
     values = as_lists(columns[candidates[0]], list | dict) if candidates else []
+    by_class = [*map(_by_label, values)]
+    if key == "--predictions" and by_class and all(map(is_scores, by_class)):
+        if {*map(len, by_class)} != {1} and any(own.keys() != by_class[0].keys() for own in by_class):
+            raise UserError(key, file, "lacks scores of some classes in some rows", "Predict them with top_k=None.")
+        values, scored = ([], [*by_class[0]]) if len(by_class[0]) > 1 else ([*map(next, map(iter, by_class))], [])
+        scores = np.array([[own[name] for name in scored] for own in by_class], dtype=np.float64) if scored else None
     if labels := class_names.get(candidates[0], []) if candidates else []:
         name_of = dict(enumerate(labels)).get  # None for -1, which is "no label" on the hub
         values = [[*map(name_of, value)] if isinstance(value, list) else name_of(value) for value in values]
