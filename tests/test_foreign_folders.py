@@ -165,7 +165,7 @@ def test_a_service_refuses_what_it_cannot_read(exports: Export, monkeypatch: pyt
             ["BertForSequenceClassification"],
             r"outputs are LABEL_0, .*\n.*task\.labels=\[<LABEL_0>",
         ),
-        ({}, ["BertModel"], r"has no head for classes.*\n.*modules\.json"),
+        ({}, ["BertModel"], r"has no head for classes.*\n.*must name the class.*modules\.json"),
         ({"problem_type": "regression"}, ["BertForSequenceClassification"], "has 3 outputs that are scores"),
     ],
 )
@@ -181,6 +181,42 @@ def test_what_a_folder_does_not_say_is_asked_for(
         model = ModelFolder.read(str(tmp_path / "m"), data, {"labels": NAMES["classes"]})
         assert model.head.names == tuple(NAMES["classes"])
         assert model.head.output_order(LABELS) is None
+
+
+def test_texts_are_cut_where_the_positions_of_an_encoder_end(tmp_path: Path) -> None:
+    """As sentence-transformers does; the tokenizer's limit, or the folder's own, may be larger."""
+    data, folder = examples(tmp_path / "a.jsonl", "vectors"), save(tmp_path / "m", "vectors")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 1000}))
+    for content in ('{"max_seq_length": 900}', "{}"):
+        (folder / "sentence_bert_config.json").write_text(content)
+        assert ModelFolder.read(str(folder), data).task.num_positions == 80
+
+
+def test_errors_of_weights_name_no_options_of_runs(tmp_path: Path) -> None:
+    """A damaged folder that is predicted with has no teacher to fine-tune, and no stage with random weights."""
+    data, folder = examples(tmp_path / "a.jsonl", "classes"), save(tmp_path / "m", "classes")
+    config = json.loads((folder / "config.json").read_text())
+    few = {"id2label": {"0": "bad", "1": "good"}, "label2id": {"bad": 0, "good": 1}}
+    for change, problem in (({"num_hidden_layers": 9}, "its config.json says 9"), (few, "weights of other sizes than")):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(UserError, match=problem) as caught:
+            ModelFolder.read(str(folder)).predict_file(data, "cpu")
+        assert (caught.value.key, caught.value.remedy) == ("folder", "Repair its files, or save the model again.")
+
+
+def test_labels_of_words_without_an_outside_are_scored_by_their_share(tmp_path: Path) -> None:
+    model = ModelFolder.read(str(save(tmp_path / "m", "words", id2label={0: "NOUN", 1: "VERB", 2: "X"})))
+    assert model.task.metrics == ["accuracy"]
+
+
+def test_segments_that_a_family_reads_as_words_are_refused(tmp_path: Path) -> None:
+    """GPT-2 with BERT's tokenizer adds the vector of word 0 to each token, unless the tokenizer makes no segments."""
+    folder = save(tmp_path / "m", "classes")
+    config = {"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"which a gpt2 reads as words\n  .*\"model_input_names\""):
+        ModelFolder.read(str(folder))
 
 
 def test_a_model_of_others_predicts_a_file_with_its_ids_in_order(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, BertModel
+from transformers import AutoTokenizer, BertModel, T5Config, T5EncoderModel
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.tokenization import save_tokenizer
+from distill_runner.deploy.folder import ModelFolder
 from distill_runner.models.build import build, load_model
 from distill_runner.models.config import Head, ModelConfig, VectorOptions
 from distill_runner.models.sources import resolve_source
@@ -114,6 +115,39 @@ def test_what_is_not_read_is_refused(change: dict[str, Any], problem: str, tmp_p
     folder = folder_with(tmp_path / "model", **({"pooling": {"pooling_mode": "mean"}} | change))
     with pytest.raises(UserError, match=problem):
         own_vectors(folder, tmp_path / "texts")
+
+
+@pytest.mark.parametrize(
+    ("first", "problem"),
+    [("Transformer", r"in a subfolder, which is not read\n  Save it again"), ("StaticEmbedding", "of another program")],
+)
+def test_encoders_in_a_folder_of_their_own_are_refused_with_what_to_do(
+    first: str, problem: str, tmp_path: Path
+) -> None:
+    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"})
+    entries = json.loads((folder / "modules.json").read_text())
+    entries[0] |= {"path": "0_Own", "type": f"sentence_transformers.models.{first}"}
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=problem):
+        ModelFolder.read(str(folder))
+
+
+def test_weights_of_dense_layers_are_read_in_either_form_and_checked(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"}, (5, "torch.nn.modules.activation.Tanh"))
+    _, vectors = own_vectors(folder, tmp_path / "texts")
+    file = folder / "2_Dense" / "model.safetensors"
+    pickled, weights = file.with_name("pytorch_model.bin"), load_file(file)
+    file.unlink()
+    torch.save(weights, pickled)  # of before sentence-transformers 3
+    assert np.array_equal(own_vectors(folder, tmp_path / "again")[1], vectors)
+    for damage in (weights["linear.bias"], weights["linear.weight"].T):
+        torch.save(weights | {"linear.weight": damage}, pickled)
+        with pytest.raises(UserError, match="2_Dense lacks its weights, or has those of other sizes"):
+            own_vectors(folder, tmp_path / "none")
+    pickled.write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(UserError, match="its files of sentence-transformers are damaged"):
+        own_vectors(folder, tmp_path / "none")
 
 
 def test_modules_run_in_the_order_of_their_list(tmp_path: Path) -> None:
@@ -222,14 +256,16 @@ def test_the_fingerprint_knows_the_pooling(tmp_path: Path) -> None:
     assert resolve_source(str(folder)).fingerprint != before
 
 
-@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
+@pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken", "t5"])
 @pytest.mark.parametrize("include_prompt", [True, False])
 def test_sentence_transformers_gives_the_same(mode: str, include_prompt: bool, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     prompt = "query: "
     prompts = {"prompts": {"q": prompt}, "default_prompt_name": "q"}
-    pooling = {"pooling_mode": mode, "include_prompt": include_prompt}
+    pooling = {"pooling_mode": "mean" if mode == "t5" else mode, "include_prompt": include_prompt}
     folder = folder_with(tmp_path / "model", pooling, (5, "torch.nn.modules.activation.Tanh"), prompts=prompts)
+    if mode == "t5":  # of an encoder-decoder, the encoder alone
+        T5EncoderModel(T5Config(vocab_size=20, d_model=16, d_ff=32, num_layers=2)).save_pretrained(folder)
     theirs = library.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     model, own = own_vectors(folder, tmp_path / "texts", prompt)
     assert own == pytest.approx(theirs, abs=5e-6)

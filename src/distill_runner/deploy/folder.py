@@ -21,6 +21,7 @@ from distill_runner.tasks.columns import LABEL, infer_columns
 from distill_runner.tasks.split_account import data_line
 from distill_runner.tasks.task_splits import NO_SPLIT, VALIDATION
 from distill_runner.tasks.text import SCORE_FIELDS
+from distill_runner.tasks.tokens.tags import OUTSIDE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,9 +83,9 @@ class ModelFolder:
 
         try:
             source = resolve_source(name)
+            folder = source_folder(source)
             source.require_weights()
-            task = _task_of_others(source, options)
-            folder, unread = source_folder(source), [*source.unread_keys]
+            task, unread = _task_of_others(source, options), [*source.unread_keys]
             unread += folder.unread_keys if folder else ()
             settings = {} if folder else read_json(source.download() / SETTINGS)  # of a CrossEncoder
             used = {key: settings.get(key) for key in ("activation_fn", "default_prompt_name")}
@@ -248,17 +249,18 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
     fields: dict[str, Any] = {"name": "data", "epochs": 1}
     fields["max_length"] = int(min(tokenizer.model_max_length, shape.max_length))
     if folder := source_folder(source):
-        fields |= {"type": "embeddings", "max_length": folder.max_length or fields["max_length"]}
+        fields |= {"type": "embeddings", "max_length": min(folder.max_length or fields["max_length"], shape.max_length)}
     else:
         classes = [*(config.architectures or ())]
         kinds = [kind for end, kind in HEADS.items() for own in classes if own.endswith(end)]
         if not kinds:
             problem = f"has no head for classes, labels of words or answers (architectures: {', '.join(classes)})"
-            remedy = "An encoder of sentences needs modules.json: SentenceTransformer(<folder>).save(<new folder>)."
+            remedy = 'If it has one, its config.json must name the class: "architectures": ["...For..."]. '
+            remedy += "An encoder of sentences needs modules.json: SentenceTransformer(<folder>).save(<new folder>)."
             raise UserError("folder", source.name, problem, remedy)
         fields["type"] = kinds[0]
         if kinds[0] == "tokens":
-            fields |= {"labels": names, "metrics": ["f1", "f1_macro"]}
+            fields |= {"labels": names, "metrics": ["f1", "f1_macro"] if OUTSIDE in names else ["accuracy"]}
             fields["columns"] = [] if "dataset" in options else ["tokens"]
         elif kinds[0] == "questions":
             fields |= {"columns": ["question", "context"]}

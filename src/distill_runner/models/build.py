@@ -17,7 +17,7 @@ from distill_runner.models.images import reads_images
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
 from distill_runner.models.static import StaticModel, fill_table
 from distill_runner.models.vectors import SentenceEncoder, VectorModules, saved_settings, source_folder, vector_modules
-from distill_runner.models.weights import require_all
+from distill_runner.models.weights import auto_name, require_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,12 +86,12 @@ def _pooled(model: ModelConfig, source: ModelSource | None) -> tuple[Path | None
 def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: ModelSource | None) -> PreTrainedModel:
     """Build a model as ``build`` does, without modules that make vectors."""
     network: PreTrainedModel
-    auto: Any = getattr(transformers, head.auto)
+    config = read_config(model, source)
+    auto: Any = getattr(transformers, auto_name(head, config))
     if model.head == "keep" and source is not None:
         if head.task:
             return _resized(_with_kept_head(source, model, head, auto), vocab_size)
         return _resized(_load(source, auto, model), vocab_size)
-    config = read_config(model, source)
     if vocab_size is not None:
         config.vocab_size = vocab_size
     if model.layers == "static" and source is not None:
@@ -134,8 +134,15 @@ def _resized(network: PreTrainedModel, vocab_size: int | None) -> PreTrainedMode
 
 
 def load_model(folder: Path, head: Head) -> PreTrainedModel:
-    """Return the model that a stage saved in ``folder``, with its head."""
-    network: PreTrainedModel = build(ModelConfig(source=str(folder), head="keep"), head)
+    """Return the model that a stage, or another program, saved in ``folder``, with its head.
+
+    Raises:
+        UserError: it cannot be read; the message names no options of runs.
+    """
+    try:
+        network: PreTrainedModel = build(ModelConfig(source=str(folder), head="keep"), head)
+    except UserError as error:
+        raise UserError("folder", folder, error.problem, "Repair its files, or save the model again.") from error
     return network
 
 
@@ -187,8 +194,7 @@ def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -
             weights[name] = tensor
     missing, unexpected = target.base_model.load_state_dict(weights, strict=False)
     missing = [name for name in missing if layers and not name.startswith("pooler.")]
-    ignored_prefixes = ("pooler.", f"{prefix}0.attn_norm.")
-    unexpected = [name for name in unexpected if not name.startswith(ignored_prefixes)]
+    unexpected = [name for name in unexpected if not name.startswith(("pooler.", f"{prefix}0.attn_norm."))]
     if missing or unexpected:
         problem = f"its weights do not fit: {', '.join([*missing, *unexpected][:3])}"
         raise UserError(".model.source", source.config.name_or_path, problem)

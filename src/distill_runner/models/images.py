@@ -26,8 +26,7 @@ def reads_images(config: PreTrainedConfig) -> bool:
 def depth_and_width(config: Any) -> tuple[int, int]:
     """Return the number of layers (or of the blocks of all stages) and the number of features of the last one."""
     depth = getattr(config, "num_hidden_layers", None) or sum(config.depths)
-    width = getattr(config, "hidden_size", None) or config.hidden_sizes[-1]
-    return int(depth), int(width)
+    return int(depth), int(getattr(config, "hidden_size", None) or config.hidden_sizes[-1])
 
 
 def image_size(config: Any) -> tuple[int, int] | None:

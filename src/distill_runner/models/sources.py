@@ -52,6 +52,7 @@ MODULE_FILES = (
     SENTENCE_LENGTHS,
     "[0-9]*_*/config.json",
     "[0-9]*_*/model.safetensors",
+    "[0-9]*_*/pytorch_model.bin",
 )
 """Name patterns of the files of sentence-transformers that say how an encoder's states become a vector."""
 _WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
@@ -59,6 +60,8 @@ _WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index
 FOLDER_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Name patterns of the weights that determine a folder's fingerprint."""
 CODE = ("*.py",)
+SEGMENTS_AS_WORDS = ("gpt2", "gpt_neo", "gptj", "gpt_bigcode", "openai-gpt", "ctrl")
+"""Families that add the vector of the word with the number of a segment, unless the tokenizer makes no segments."""
 
 
 def trusts_code() -> bool:
@@ -224,6 +227,10 @@ class ModelSource:
             raise self._refusal("has no tokenizer", "Save it too: tokenizer.save_pretrained(folder).")
         if not isinstance(length := tokenizer.model_max_length, int | float):
             raise self._refusal(f"its tokenizer has model_max_length={length!r}, which is no number")
+        model_type = read_json(self.folder / CONFIG).get("model_type")
+        if model_type in SEGMENTS_AS_WORDS and "token_type_ids" in tokenizer.model_input_names:
+            remedy = 'If trained without: "model_input_names": ["input_ids", "attention_mask"] in tokenizer_config.json'
+            raise self._refusal(f"its tokenizer makes token_type_ids, which a {model_type} reads as words", remedy)
         if any(read_json(file).get("do_lower_case") for file in self.folder.glob(SENTENCE_LENGTHS)):
             backend = tokenizer.backend_tokenizer
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
@@ -301,6 +308,8 @@ class ModelSource:
                 problem = f"cannot be loaded: {' '.join(words)[:200]}"
                 if "trust_remote_code" in text:
                     problem = f"needs its own code, which is not run by default: read the code, then set {TRUST}=1"
+                elif "ignore_mismatched_sizes" in text:
+                    problem = "has weights of other sizes than its config.json says, such as labels or words"
                 elif "weights_only" in text or "UnpicklingError" in type(error).__name__:
                     problem = "its weights are a pickle file that is damaged or runs code, so they are not read"
                 raise self._refusal(problem) from error

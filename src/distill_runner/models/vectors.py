@@ -22,6 +22,7 @@ from transformers.utils.generic import ModelOutput
 
 from distill_runner.common.errors import UserError, override, root_cause
 from distill_runner.datasets.batches import Batch
+from distill_runner.models.adapters import tensor_shapes
 from distill_runner.models.config import Similarity, VectorOptions
 from distill_runner.models.metadata import read_json, unread_keys
 from distill_runner.models.static import StaticModel
@@ -57,14 +58,14 @@ class Dense:
 
     Attributes:
         activation: name of the class in ``torch.nn``.
-        folder: folder that holds the layer's weights; None for new weights.
+        file: file that holds the layer's weights; None for new weights.
     """
 
     in_features: int
     out_features: int
     bias: bool = True
     activation: str = "Tanh"
-    folder: Path | None = None
+    file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,9 @@ class SentenceEncoder(nn.Module):
         layers = [Normalization() if layer is None else DenseLayer(layer) for layer in modules.layers]
         self.head = nn.Sequential(*layers)
         for dense, layer in zip(modules.layers, layers, strict=True):
-            if dense is not None and dense.folder is not None:
-                layer.load_state_dict(load_file(dense.folder / "model.safetensors"))
+            if dense is not None and (file := dense.file) is not None:
+                is_pickled = file.suffix == ".bin"
+                layer.load_state_dict(torch.load(file, weights_only=True) if is_pickled else load_file(file))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -235,7 +237,9 @@ def read_sentence_folder(folder: Path, name: str) -> SentenceFolder | None:
     try:
         is_pair_model = read_json(folder / SETTINGS).get("model_type") == "CrossEncoder"  # its one module has a head
         return _content(folder, name) if (folder / MODULES).is_file() and not is_pair_model else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except UserError:
+        raise
+    except Exception as error:
         problem = f"its files of sentence-transformers are damaged: {root_cause(error)}"
         raise UserError(".model.source", name, problem, "Save it again with SentenceTransformer.save.") from error
 
@@ -245,6 +249,9 @@ def _content(folder: Path, name: str) -> SentenceFolder:
     entries = [*{str(entry["name"]): entry for entry in read_json(folder / MODULES)}.values()]
     types = [str(entry["type"]) for entry in entries]
     kinds = [one.rpartition(".")[2] if one.startswith("sentence_transformers.") else one for one in types]
+    if kinds[:1] == [STATIC] and "ignored_ids" not in read_json(folder / CONFIG):  # which this package writes
+        remedy = "Take the encoder that its vectors were made by."
+        raise UserError(".model.source", name, f"is a {STATIC} of another program, which is not read", remedy)
     if kinds[:1] == [STATIC] and {*kinds[1:]} <= {"Normalize"}:
         modules = VectorModules(layers=(None,) * (len(kinds) - 1))
     else:
@@ -276,8 +283,10 @@ def _pooled_modules(
     folder: Path, entries: Sequence[Mapping[str, Any]], kinds: Sequence[str], name: str
 ) -> VectorModules:
     if kinds[:2] != ["Transformer", "Pooling"] or entries[0].get("path"):
-        problem = f"begins with the modules {', '.join(kinds[:2])}, or has its encoder in a subfolder"
-        raise UserError(".model.source", name, problem, f"Only an encoder and its pooling are read. {_REMEDY}")
+        is_below = kinds[:2] == ["Transformer", "Pooling"]
+        problem = f"begins with {', '.join(kinds[:2])}{' in a subfolder' if is_below else ''}, which is not read"
+        remedy = "Save it again: SentenceTransformer(<folder>).save(<new folder>)." if is_below else _REMEDY
+        raise UserError(".model.source", name, problem, remedy)
     pooling = read_json(folder / entries[1]["path"] / "config.json")
     # In today's spelling, or the older one.
     modes = pooling.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if pooling.get(flag)] or "mean"
@@ -298,11 +307,16 @@ def _dense(folder: Path, name: str) -> Dense:
     path = str(config.get("activation_function", "torch.nn.Tanh"))
     activation = path.rpartition(".")[2] if path.startswith("torch.nn.") else path
     extra = config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding"
-    if activation not in _ACTIVATIONS or extra or not (folder / "model.safetensors").is_file():
-        problem = f"has a dense layer with {activation}, or a residual, or without model.safetensors, which is not read"
+    if activation not in _ACTIVATIONS or extra:
+        problem = f"has a dense layer with {activation}, or a residual, which is not read"
         remedy = f"Read are those with {', '.join(_ACTIVATIONS)}, from vector to vector."
         raise UserError(".model.source", name, problem, remedy)
-    return Dense(config["in_features"], config["out_features"], config.get("bias", True), activation, folder)
+    dense = Dense(config["in_features"], config["out_features"], config.get("bias", True), activation)
+    file = next(filter(Path.is_file, (folder / one for one in ("model.safetensors", "pytorch_model.bin"))), None)
+    shapes = {f"linear.{name}": tuple(weight.shape) for name, weight in DenseLayer(dense).linear.named_parameters()}
+    if file is None or tensor_shapes(file) != shapes:
+        raise ValueError(f"{folder.name} lacks its weights, or has those of other sizes")
+    return replace(dense, file=file)
 
 
 def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | None, name: str) -> VectorModules:

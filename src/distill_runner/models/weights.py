@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
 from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.common.schema import Schema
@@ -109,15 +111,21 @@ def read_report(source: ModelSource, model: ModelConfig, head: Head) -> WeightsR
         if source.commit is None:
             source.require_weights()
         return None
-    return _read_report(source, tuple(shapes.items()), head.auto, model.head == "keep")
+    return _read_report(source, tuple(shapes.items()), auto_name(head, source.config()), model.head == "keep")
+
+
+def auto_name(head: Head, config: PreTrainedConfig) -> str:
+    """Return the class of ``transformers`` that reads a model; of T5 and the like, vectors need the encoder alone."""
+    is_encoder = head.vectors is not None and config.model_type in MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    return "AutoModelForTextEncoding" if is_encoder else head.auto
 
 
 @lru_cache(maxsize=64)
 def _read_report(
-    source: ModelSource, shapes: tuple[tuple[str, tuple[int, ...]], ...], auto_name: str, keeps_head: bool
+    source: ModelSource, shapes: tuple[tuple[str, tuple[int, ...]], ...], class_name: str, keeps_head: bool
 ) -> WeightsReport | None:
     config = source.config()
-    auto: Any = getattr(transformers, auto_name)
+    auto: Any = getattr(transformers, class_name)
     with preserved_random_state():
         try:
             options: dict[str, Any] = {"trust_remote_code": True} if trusts_code() else {}
