@@ -303,7 +303,7 @@ def _header(file: Path) -> str:
 
 def _subcommands() -> str:
     text = ["# Subcommands", "", _block("distill-run table --help"), ""]
-    for name, subcommand in SUBCOMMANDS.items():
+    for name in SUBCOMMANDS:
         parser = parser_of(name)
         text += [f"## `distill-run {name}`", "", f"{parser.description}", "", _block(parser.format_usage().strip()), ""]
         rows = [
@@ -311,7 +311,7 @@ def _subcommands() -> str:
             for action in parser._actions
             if not isinstance(action, argparse._HelpAction)
         ]
-        text += [markdown_table(["option", "meaning"], rows, 2), "", _block(subcommand.help[1]), ""]
+        text += [markdown_table(["option", "meaning"], rows, 2), "", _block(parser.epilog or ""), ""]
     return "\n".join(text)
 
 

@@ -162,8 +162,7 @@ class FinishedRun:
         teacher_layers = sorted({k for entry in pairs.values() for k in entry})
         states = self.states(self.stage, layers, examples), self.states(self.teacher, teacher_layers, examples)
         combination(pairs, *({k: torch.from_numpy(cls) for k, cls in layers.items()} for layers in states))
-        depth = self.teacher.shape.num_layers
-        weights = {layer: np.full((len(examples), depth), np.nan) for layer in layers}
+        weights = {layer: np.full((len(examples), self.teacher.shape.num_layers), np.nan) for layer in layers}
         for layer, weights_NK in weights.items():
             weights_NK[:, np.array(pairs[layer]) - 1] = combination.alpha[layer][:, 0]
         return weights

@@ -7,7 +7,6 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,34 +28,19 @@ class Parser(argparse.ArgumentParser):
         raise UserError(self.prog, None, message, f"See {self.prog} --help.")
 
 
-@dataclass(frozen=True)
-class Subcommand:
-    """A subcommand. The docstring of ``add_options`` is its help: what it does in one line, and notes.
+SUBCOMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {}
+"""By name: module in ``distill_runner.commands`` and function in it, and what adds the options to a parser.
 
-    Attributes:
-        function: module in ``distill_runner.commands`` and function in it, ``module:function``. The function takes the
-            parsed options and returns the exit code, or None for 0.
-        add_options: adds the options to a parser.
-    """
-
-    function: str
-    add_options: Callable[[Parser], None]
-
-    @property
-    def help(self) -> tuple[str, str]:
-        """The line on what the subcommand does, and the notes that ``--help`` prints after the options."""
-        summary, _, notes = inspect.cleandoc(self.add_options.__doc__ or "").partition("\n\n")
-        return summary, notes
-
-
-SUBCOMMANDS: dict[str, Subcommand] = {}
+The function takes the parsed options and returns the exit code, or None for 0. The docstring of the other one is the
+help of the subcommand: what it does in one line, and notes.
+"""
 
 
 def _subcommand(function: str) -> Callable[[Callable[[Parser], None]], None]:
     """Register the decorated function, ``_<name>``, as what adds the options of the subcommand ``<name>``."""
 
     def register(add_options: Callable[[Parser], None]) -> None:
-        SUBCOMMANDS[add_options.__name__[1:]] = Subcommand(function, add_options)
+        SUBCOMMANDS[add_options.__name__[1:]] = function, add_options
 
     return register
 
@@ -365,10 +349,11 @@ def subcommand_of(arguments: Sequence[str]) -> str | None:
 
 def parser_of(name: str) -> Parser:
     """Return the parser of a subcommand."""
-    summary, notes = SUBCOMMANDS[name].help
+    add_options = SUBCOMMANDS[name][1]
+    summary, _, notes = inspect.cleandoc(add_options.__doc__ or "").partition("\n\n")
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(f"distill-run {name}", description=summary, epilog=notes, formatter_class=layout)
-    SUBCOMMANDS[name].add_options(parser)
+    add_options(parser)
     return parser
 
 
@@ -379,12 +364,12 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
         UserError: an option is wrong, or the subcommand cannot do what the options ask for.
     """
     options = parser_of(name).parse_intermixed_args(arguments)
-    module, _, function = SUBCOMMANDS[name].function.partition(":")
+    module, _, function = SUBCOMMANDS[name][0].partition(":")
     run: Callable[[Namespace], int | None] = getattr(import_module(f"distill_runner.commands.{module}"), function)
     return run(options) or 0
 
 
 def summaries() -> str:
     """Return a line for each subcommand, for ``distill-run --help``."""
-    lines = {name: subcommand.help[0].rstrip(".") for name, subcommand in SUBCOMMANDS.items()}
+    lines = {name: (parser_of(name).description or "").rstrip(".") for name in SUBCOMMANDS}
     return "\n".join(f"  distill-run {name:10} {line[:1].lower()}{line[1:]}" for name, line in lines.items())

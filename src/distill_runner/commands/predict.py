@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
+import yaml
+
 from distill_runner.commands.parser import task_options, write_file
 from distill_runner.common.errors import UserError, suggestion
 from distill_runner.deploy.folder import TEST, ModelFolder
@@ -39,19 +41,7 @@ class ServerFile:
     class_names: bool = False
 
 
-FILES = (
-    ServerFile("AX.tsv", "mnli", "ax", TEST, 1104, class_names=True),
-    ServerFile("CoLA.tsv", "cola", "cola", TEST, 1063),
-    ServerFile("MNLI-m.tsv", "mnli", "mnli", "test_matched", 9796, class_names=True),
-    ServerFile("MNLI-mm.tsv", "mnli", "mnli", "test_mismatched", 9847, class_names=True),
-    ServerFile("MRPC.tsv", "mrpc", "mrpc", TEST, 1725),
-    ServerFile("QNLI.tsv", "qnli", "qnli", TEST, 5463, class_names=True),
-    ServerFile("QQP.tsv", "qqp", "qqp", TEST, 390965),
-    ServerFile("RTE.tsv", "rte", "rte", TEST, 3000, class_names=True),
-    ServerFile("SST-2.tsv", "sst2", "sst2", TEST, 1821),
-    ServerFile("STS-B.tsv", "stsb", "stsb", TEST, 1379),
-    ServerFile("WNLI.tsv", "wnli", "wnli", TEST, 146),
-)
+FILES = [ServerFile(**row) for row in yaml.safe_load(Path(__file__).with_name("glue_files.yaml").read_text("utf-8"))]
 
 
 def predict(options: Namespace) -> None:

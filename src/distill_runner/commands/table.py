@@ -26,8 +26,7 @@ def show_table(options: Namespace) -> None:
     """
     results = select_results(options.folders, {"task": options.task, "method": options.method})
     if options.format == "picture":
-        picture = _picture(options.out)
-        save(score_figure(drawable(results)), picture)
+        save(score_figure(drawable(results)), _picture(options.out))
         return
     table = tabulate(results, options.split)
     comparisons = [*optimism(table), *compare(table, *options.compare, margin=options.margin)]

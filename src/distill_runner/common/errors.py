@@ -147,8 +147,7 @@ def command(line: str) -> Remedy:
 def format_typed(value: Any) -> str:
     """Return a value as Hydra's grammar takes it, with quotes around text where the grammar needs them."""
     if isinstance(value, list | tuple):
-        parts = [format_typed(part) or '""' for part in value]
-        return f"[{','.join(parts)}]"
+        return "[" + ",".join(format_typed(part) or '""' for part in value) + "]"
     if not isinstance(value, str):
         return format_value(value)
     plain = re.fullmatch(r"[A-Za-z][\w:/@%.-]*([ .-]+[\w:/@%.-]+)*|0|[1-9]\d*|0/\d+|<.*>|", value, re.ASCII)

@@ -218,8 +218,7 @@ class Corpus(Mixture):
             return
         sizes = [(part, sum(1 for _ in self._part_documents(part, split))) for part in parts]
         sizes = [(part, size) for part, size in sizes if size]  # hold_out may leave a part no training document
-        counts = quotas([size for _, size in sizes], self.exponent)
-        for (part, size), quota in zip(sizes, counts, strict=True):
+        for (part, size), quota in zip(sizes, quotas([size for _, size in sizes], self.exponent), strict=True):
             rounds = math.ceil(quota / size)
             yield from islice(chain.from_iterable(self._part_documents(part, split) for _ in range(rounds)), quota)
 

@@ -185,8 +185,7 @@ def conclusion(rows: Sequence[FrontierRow], row: FrontierRow, margin: float, exa
         return f"choice: {row.label}, {difference}; not worse by {limit} (p = {row.p:.2g}, one-sided)"
     text = f"no student is shown to be within {limit} of the teacher; the best is {row.label}, {difference}"
     if 100 * row.difference <= -margin:
-        missing = quantity(-100 * row.difference - margin, "point", ".2f")
-        return f"{text}. It lacks {missing}: {remedy}"
+        return f"{text}. It lacks {quantity(-100 * row.difference - margin, 'point', '.2f')}: {remedy}"
     level = ALPHA / len({(other.family, other.form) for other in rows if other.family is not None})
     same_form = [other for other in rows if (other.family, other.form) == (row.family, row.form)]
     larger = [other for other in same_form if other.num_bytes > row.num_bytes and (other.p is None or other.p > level)]

@@ -376,7 +376,6 @@ def _difference(test: ExampleTest | None) -> list[str]:
     """Return a difference and its interval as cells; without an interval if too few examples differ."""
     if test is None:
         return ["", ""]
-    interval = f"{test.differing} differ"
-    if test.interval:
-        interval = "{:+.2f} to {:+.2f}".format(*(100 * bound for bound in test.interval))
+    bounds = [f"{100 * bound:+.2f}" for bound in test.interval or ()]
+    interval = " to ".join(bounds) or f"{test.differing} differ"
     return [f"{100 * test.difference:+.2f}", interval]

@@ -50,8 +50,7 @@ def similarity_kl(
         hidden_BB = hidden_BB | (weights_B == 0)
     log_student, log_teacher = (_log_similarities(side, temperature, hidden_BB) for side in (student_BC, teacher_BC))
     terms_BB = log_teacher.exp() * (log_teacher - log_student)
-    losses_B = terms_BB.masked_fill(hidden_BB, 0).sum(-1)
-    return weighted_mean(losses_B, weights_B)
+    return weighted_mean(terms_BB.masked_fill(hidden_BB, 0).sum(-1), weights_B)
 
 
 def _log_similarities(vectors_BC: Tensor, temperature: float, hidden_BB: Tensor) -> Tensor:

@@ -111,8 +111,7 @@ def example_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
             continue
         account, _ = inputs.account(part, task.train) or _read_split(part, task.train, inputs)
         low, high, effective = account.weights
-        terms = part.config.method.terms
-        others = [name for name in terms if name not in part.config.method.weighted_terms]
+        others = [name for name in part.config.method.terms if name not in part.config.method.weighted_terms]
         text = f"{part.name}: weights of {task.weight_column}, {low:g} to {high:g}, as {effective:,.0f} of"
         text += f" {quantity(account.rows, 'example', ',')} with equal weights ((sum w)^2 / sum w^2)"
         unread = f"; not in the terms {', '.join(others)}" if others else ""

@@ -163,14 +163,9 @@ class ScoredModel:
 
 
 @cache
-def _splits() -> dict[tuple[str, str], tuple[int, str]]:
+def scored_sizes() -> dict[tuple[str, str], tuple[int, str]]:
     """Return the number of examples, and the digest of their labels if it is recorded, by task and split."""
     return {(line["task"], line["split"]): (int(line["rows"]), line["labels"]) for line in _rows("splits")}
-
-
-def published_tasks() -> set[str]:
-    """Return the tasks whose sizes are recorded; papers score their languages as ``<task>_<language>``."""
-    return {task for task, _ in _splits()}
 
 
 def is_scored_split(quantity: Quantity, name: str, num_examples: int, labels: Any) -> bool:
@@ -179,15 +174,10 @@ def is_scored_split(quantity: Quantity, name: str, num_examples: int, labels: An
     Args:
         labels: labels (N,) of the examples; None if they have none. Names and order of the classes do not matter.
     """
-    kind, by_split = "test" if quantity.is_test else "dev", _splits()
+    kind, by_split = "test" if quantity.is_test else "dev", scored_sizes()
     kind, task = (f"{kind}_{MISMATCHED}", quantity.task) if name == MISMATCHED else (kind, f"{quantity.task}_{name}")
     rows, digest = by_split.get((task, kind)) or by_split.get((quantity.task, kind)) or (num_examples, "")
     return num_examples == rows and (not digest or labels is None or labels_digest(labels) == digest)
-
-
-def is_part_of_training(task: str, num_examples: int) -> bool:
-    """Whether these are fewer training examples than papers have."""
-    return num_examples < _splits().get((task, "train"), (0, ""))[0]
 
 
 def labels_digest(labels: Any) -> str:
@@ -261,8 +251,7 @@ def _unknown(cell: PublishedCell, model: ScoredModel, quantity: Quantity) -> tup
 def _languages(paper: str, table: str) -> frozenset[str]:
     """Return the tasks of a table that prints one task in several languages; empty if the table has other tasks too."""
     tasks = frozenset(cell.task for cell in cells(paper) if cell.table == table and cell.task) - {AVERAGE}
-    stems = {task.partition("_")[0] for task in tasks}
-    return tasks if len(stems) == 1 and len(tasks) > 1 else frozenset()
+    return tasks if len({task.partition("_")[0] for task in tasks}) == 1 and len(tasks) > 1 else frozenset()
 
 
 def _family(name: str | None) -> str | None:

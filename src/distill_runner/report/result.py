@@ -303,7 +303,8 @@ class _Numbers:
     def data_match(self, quantity: Quantity) -> str:
         """Return whether the data are those of the papers: the scored splits, and the training examples."""
         stage, task, inputs = self.stage, self.stage.task, self.pipeline.inputs
-        if task.name not in published.published_tasks():
+        sizes = published.scored_sizes()
+        if task.name not in {name for name, _ in sizes}:  # papers score their languages as <task>_<language>
             return published.OTHER
         sources = task.validation | (task.test if quantity.is_test else {})
         splits = {name: inputs.split(stage, sources[name]) for name in quantity.splits}
@@ -314,7 +315,7 @@ class _Numbers:
         trained = {part.share: part.config.task.train for part in (stage, *stage.all_upstream) if part.config.task}
         is_part = {*trained} != {1.0} or any(parse_split(train)[1] for train in trained.values())
         if not stage.config.transfer:
-            is_part |= published.is_part_of_training(task.name, inputs.split(stage, task.train).num_examples)
+            is_part |= inputs.split(stage, task.train).num_examples < sizes.get((task.name, "train"), (0, ""))[0]
         return published.PART if is_part else published.COMPLETE
 
 

@@ -256,8 +256,7 @@ def infer_texts(
         problem += f"; {revealing[0]} gives the label away: {leaks[revealing[0]]}"
     elif len(options) == 2:
         problem += ", or both: they are not named as a pair, such as sentence1 and sentence2"
-    plain = [name for name in options if name not in leaks] or options
-    remedy = override("task.columns", plain[:1])
+    remedy = override("task.columns", ([name for name in options if name not in leaks] or options)[:1])
     if len(options) > 1:
         remedy += ", or two of them: " + override("task.columns", options[:2])
     raise UserError("task.columns", None, problem, remedy)

@@ -137,8 +137,7 @@ class MetricsFile(Tracker):
         self.file = path.open("ab", buffering=0)
         lines = path.read_bytes().rpartition(b"\n")[0]
         self.file.truncate(len(lines) + 1 if lines else 0)
-        points = map(json.loads, lines.splitlines())
-        self.existing = {(values["step"], frozenset(values)) for values in points}
+        self.existing = {(values["step"], frozenset(values)) for values in map(json.loads, lines.splitlines())}
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         line = point(values, step, epoch)

@@ -155,8 +155,7 @@ class Device:
         Returns:
             The block, and ``value`` with tensors that lie in it.
         """
-        tensors = tensors_of(value)
-        on_host = [tensor for tensor in tensors if tensor.is_cpu]
+        on_host = [tensor for tensor in tensors_of(value) if tensor.is_cpu]
         if not on_host:
             return torch.empty(0, dtype=torch.uint8, device=self.torch), value
         block = self._pinned(on_host).to(self.torch, non_blocking=True)

@@ -121,8 +121,7 @@ def open_files(
         classes = sorted({file.parent.name for file in files})
         number = {name: label for label, name in enumerate(classes)}
         columns = {"image": list[Any](files), "label": [number[file.parent.name] for file in files]}
-        reader = MemoryReader(columns, {"label": classes})
-        return Table(origin, {f"{files[0].parent.parent.name}/": reader})
+        return Table(origin, {f"{files[0].parent.parent.name}/": MemoryReader(columns, {"label": classes})})
     names = [file.name for file in files]
     if len(set(names)) < len(names):
         names = [os.path.relpath(file, os.path.commonpath(files)) for file in files]
