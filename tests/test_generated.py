@@ -305,7 +305,13 @@ ODD_KEYS += [("label", "ORG"), ("labels", ["ORG"]), ("labels", []), ("start", 1)
 ODD_KEYS += [("text", "x"), ("meta", {}), ("parentID", 3), ("answer", "reject"), ("a_new_key", True)]
 
 
-KEYS = [(), ("start", "end", "label"), ("start_offset", "end_offset", "label"), ("start", "end", "labels")]
+KEYS = [
+    (),
+    ("start", "end", "label"),
+    ("start", "end", "entity_group"),
+    ("start_offset", "end_offset", "label"),
+    ("start", "end", "labels"),
+]
 UNITS = [len, len, lambda head: len(head.encode("utf-16-le")) // 2, lambda head: len(head.replace("\r", ""))]
 
 

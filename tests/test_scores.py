@@ -275,6 +275,12 @@ def test_columns_of_other_classes_than_the_gold_labels(tmp_path: Path) -> None:
     assert "p_a, p_b = bad, good" in str(scores_line(named, None))
 
 
+def test_several_answers_are_no_list(tmp_path: Path) -> None:
+    own = task_of(tmp_path, {"text": texts(4), "a": [["bad", "good"]] * 4}, TWO, answers=["a"])
+    with pytest.raises(UserError, match=r"has the answer .*\n.*task\.answers=\[<one>,<other>\]"):
+        scores_line(own, None)
+
+
 @pytest.mark.parametrize("values", [(REST, GOOD), ([0.1, 0.2, 0, 0], GOOD), ([0.5, 1.7, -3, 2], GOOD)])
 def test_probabilities_that_are_called_logits_are_refused(values: tuple[Any, Any], tmp_path: Path) -> None:
     columns = {"text": texts(4), "z_bad": values[0], "z_good": values[1]}
@@ -291,6 +297,7 @@ def test_probabilities_that_are_called_logits_are_refused(values: tuple[Any, Any
     [
         ([0.9, 0.1], ""),
         ({"Good": 0.1, "bad": 0.9}, ""),
+        ([{"label": "good", "score": 0.1}, {"label": "bad", "score": 0.9}], ""),
         ([0.9, 0.05, 0.05], "not a finite number for each output"),
         ({"bad": 0.9, "fine": 0.1}, "not a finite number for each output"),
         ([0.9, None], "not a finite number for each output"),
@@ -301,7 +308,9 @@ def test_probabilities_that_are_called_logits_are_refused(values: tuple[Any, Any
 def test_a_column_of_lists_or_objects(first: Any, problem: str, form: str, tmp_path: Path) -> None:
     import pandas
 
-    second = {"bad": 0.2, "Good": 0.8} if isinstance(first, dict) else [0.2, 0.8]
+    second: Any = {"bad": 0.2, "Good": 0.8} if isinstance(first, dict) else [0.2, 0.8]
+    if isinstance(first, list) and isinstance(first[0], dict):  # as a pipeline of transformers gives them
+        second = [{"label": "bad", "score": 0.2}, {"label": "good", "score": 0.8}]
     train = pandas.DataFrame({"text": texts(3), "probs": [first, None, second]})
     save(tmp_path, validation=TWO)
     if form == "jsonl":

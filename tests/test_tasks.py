@@ -231,7 +231,7 @@ def test_match_labels(tmp_path: Path, head: list[str], labels: list[str], expect
         ({"type": "regression", "labels": None}, ["accuracy", "Known: pearson, pearson_spearman, spearman."]),
         ({"type": "regression", "metrics": ["pearson"]}, ["task.labels=[bad,good]", "task.labels=null"]),
         ({"labels": ["a"]}, ["task.labels=[a]", "two classes or more"]),
-        ({"labels": ["a_b", "A-B"]}, ["task.labels=[a_b,A-B]", "two names differ only in case"]),
+        ({"labels": ["a_b", "A-B"]}, ["task.labels=[a_b,A-B]", "two names differ only in case", "'task.labels=[a_b]'"]),
         ({"dataset": "embedded:pears"}, ["task.dataset=embedded:pears", "embedded:pairs, embedded:sent"]),
     ],
 )

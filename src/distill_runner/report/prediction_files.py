@@ -1,6 +1,6 @@
 """What files of predictions and of gold labels say, as any program writes them.
 
-Read are the forms of docs/compare.md: tables with by_class columns (pandas, scikit-learn, ``distill-run predict``, a
+Read are the forms of docs/compare.md: tables with named columns (pandas, scikit-learn, ``distill-run predict``, a
 language model), run_glue's and run_ner's ``.txt``, run_qa's answers by id, TREC runs and qrels, and
 sentence-transformers' rankings. What was taken is a sentence of the file; what can be taken in two ways is refused.
 """
@@ -17,10 +17,10 @@ from unicodedata import normalize
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, listed_names, require_file
+from distill_runner.common.errors import UserError, require_file
 from distill_runner.datasets.corpora import CorpusPart
-from distill_runner.datasets.readers.content import open_split
-from distill_runner.tasks.columns import as_lists
+from distill_runner.datasets.readers.content import listed_names, open_split
+from distill_runner.tasks.columns import as_lists, by_label
 from distill_runner.tasks.decoding import OneClass
 
 IDS = ("id", "index", "idx", "guid", "", "Unnamed: 0")
@@ -164,12 +164,6 @@ def is_scores(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(one, int | float) for one in value.values())
 
 
-def _by_label(value: Any) -> Any:
-    """Return the scores that a pipeline of transformers lists, by label; another value as it is."""
-    is_listed = isinstance(value, list) and all(isinstance(x, dict) and x.keys() == {"label", "score"} for x in value)
-    return {one["label"]: one["score"] for one in value} if is_listed else value
-
-
 def _of_columns(
     file: Path, key: str, columns: Mapping[str, list[Any]], class_names: Mapping[str, list[str]], classes: Sequence[str]
 ) -> Values:
@@ -194,10 +188,10 @@ def _of_columns(
         problem = f"has the columns {listed_names(candidates or [*columns])}: which one is meant?"
         raise UserError(key, file, problem, RENAME)
     values = as_lists(columns[candidates[0]], list | dict) if candidates else []
-    by_class = [*map(_by_label, values)]
+    by_class = [*map(by_label, values)]
     if key == "--predictions" and by_class and all(map(is_scores, by_class)):
         if {*map(len, by_class)} != {1} and any(own.keys() != by_class[0].keys() for own in by_class):
-            raise UserError(key, file, "lacks scores of some classes in some rows", "Predict them with top_k=None.")
+            raise UserError(key, file, "lacks scores of some classes in some rows", "Predict those of all classes.")
         values, scored = ([], [*by_class[0]]) if len(by_class[0]) > 1 else ([*map(next, map(iter, by_class))], [])
         scores = np.array([[own[name] for name in scored] for own in by_class], dtype=np.float64) if scored else None
     if labels := class_names.get(candidates[0], []) if candidates else []:

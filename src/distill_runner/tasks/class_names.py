@@ -36,7 +36,9 @@ def check_names(labels: list[str], task_type: str, weights: Any = None) -> None:
     if len(labels) < 2:
         raise UserError("task.labels", names, f"a task of type {task_type} needs two classes or more")
     if len(set(map(normalized_label, labels))) < len(labels):
-        raise UserError("task.labels", names, "two names differ only in case, spaces, '_' and '-'")
+        one_each = {normalized_label(name): name.strip() for name in reversed(labels)}
+        remedy = "If they are one class: " + override("task.labels", [*reversed(one_each.values())])
+        raise UserError("task.labels", names, "two names differ only in case, spaces, '_' and '-'", remedy)
     if isinstance(weights, list) and (len(weights) != len(labels) or min(weights) <= 0):
         problem = f"must be balanced, or {len(labels)} numbers greater than 0"
         raise UserError("task.class_weights", weights, problem, f"In the order {names}.")

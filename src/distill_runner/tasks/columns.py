@@ -5,12 +5,19 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, listed_names, override
-from distill_runner.datasets.readers.content import SplitTable, column_names, inspect_columns, read_columns
+from distill_runner.common.errors import UserError, override
+from distill_runner.datasets.readers.content import (
+    SplitTable,
+    column_names,
+    inspect_columns,
+    listed_names,
+    read_columns,
+)
 from distill_runner.datasets.readers.table import DIGITS, TEXT, is_missing
 
 LABEL = "label"
@@ -54,6 +61,11 @@ _WORD = re.compile(
 # --- Cells
 
 
+def is_empty(value: Any) -> bool:
+    """Return whether a cell of a table holds nothing."""
+    return value == "" or is_missing(value)
+
+
 def distinct(values: list[Any]) -> list[Any]:
     """Return the distinct values in their order; all of them if some are lists."""
     try:
@@ -63,8 +75,8 @@ def distinct(values: list[Any]) -> list[Any]:
 
 
 def is_blank(value: Any) -> bool:
-    """Return whether a cell of a table holds nothing, or only spaces."""
-    return is_missing(value) or (isinstance(value, str) and not value.strip())
+    """Return whether a cell holds nothing but spaces."""
+    return is_empty(value) or (isinstance(value, str) and not value.strip())
 
 
 def numbers(cells: Iterable[Any]) -> np.ndarray:
@@ -123,6 +135,12 @@ def printed_value(text: str) -> Any:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     return value if isinstance(value, list | dict) else None
+
+
+def by_label(value: Any) -> Any:
+    """Return the scores that a pipeline of transformers lists, by label; another value as it is."""
+    is_listed = isinstance(value, list) and all(isinstance(x, dict) and x.keys() == {"label", "score"} for x in value)
+    return {one["label"]: one["score"] for one in value} if is_listed else value
 
 
 def as_lists(values: list[Any], kinds: Any = list) -> list[Any]:
@@ -245,8 +263,13 @@ def infer_texts(
         problem += f"; {revealing[0]} gives the label away: {leaks[revealing[0]]}"
     elif len(options) == 2:
         problem += ", or both: they are not named as a pair, such as sentence1 and sentence2"
-    remedy = override("task.columns", ([name for name in options if name not in leaks] or options)[:1])
-    if len(options) > 1:
+    plain = [name for name in options if name not in leaks] or options
+    remedy = override("task.columns", plain[:1])
+    if pairs := [*filter(None, map(as_pair, combinations(plain, 2)))]:
+        remedy = override("task.columns", pairs[0])
+        for two in pairs[1:]:
+            remedy += " or " + override("task.columns", two)
+    elif len(options) > 1:
         remedy += ", or two of them: " + override("task.columns", options[:2])
     raise UserError("task.columns", None, problem, remedy)
 

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_typed, override, quantity, short_list
+from distill_runner.common.errors import UserError, format_typed, override, quantity
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.content import SplitTable, read_table
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.config import normalized_label
-from distill_runner.tasks.columns import is_blank, numbers, printed_value
+from distill_runner.tasks.columns import by_label, is_blank, numbers, printed_value
 from distill_runner.tasks.decoding import MIN_PROBABILITY, OneClass, fitted_temperature
+from distill_runner.tasks.split_account import short_list
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
@@ -153,7 +154,7 @@ def ordered_numbers(task: Any, table: SplitTable, split: str) -> tuple[np.ndarra
         UserError: a cell is no finite number, there is another number of columns, or their names say another order.
     """
     columns, key, names = task.prediction_columns, task.prediction_key, task.head.names or ()
-    cells = [printed_value(cell) or cell if isinstance(cell, str) else cell for cell in table.columns[columns[0]]]
+    cells = [by_label(printed_value(x) or x if isinstance(x, str) else x) for x in table.columns[columns[0]]]
     if len(columns) == 1 and any(isinstance(cell, list | Mapping) for cell in cells):
         return listed_numbers(task, cells, split)
     values = np.array([numbers(table.columns[name]) for name in columns]).T
@@ -223,6 +224,8 @@ def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray,
             others = [one for one in dict.fromkeys(map(str, values)) if normalized_label(one) not in names]
             remedy = f"The classes are {short_list(task.names)}. " if names else ""
             remedy += "What is no answer is listed, such as " + override("task.no_answer", others[:1])
+            if any(isinstance(printed_value(x) if isinstance(x, str) else x, list) for x in values):
+                remedy = "Give each of several answers a column: " + override("task.answers", ["<one>", "<other>"])
             raise UserError("task.answers", name, problem, remedy) from error
         total[has_answer] += task.decoding.indicators(labels, task.head.num_labels)
         counts += has_answer

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, listed_names, override
-from distill_runner.datasets.readers.content import SplitTable
+from distill_runner.common.errors import UserError, override
+from distill_runner.datasets.readers.content import SplitTable, listed_names
 from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, is_missing, text_of
 from distill_runner.datasets.readers.text_files import WordLines
 from distill_runner.models.metadata import status_of
@@ -28,6 +28,7 @@ PARTS_OF_SPEECH = ("pos_tags", "pos", "upos")
 TEXTS = ("text", "sentence", "content")
 """Names of columns of texts."""
 SPANS = ("spans", "label", "labels", "entities")
+LABEL_KEYS = ("label", "labels", "entity_group")  # the last one is that of pipelines of transformers
 """Names of columns of the spans of texts."""
 SCORES = ("score", "probability", "confidence")
 """Names of how sure another model is of a span, from 0 to 1."""
@@ -331,7 +332,7 @@ class _Reader:
         try:
             if isinstance(entry, Mapping):
                 begin, end = (entry[key if key in entry else f"{key}_offset"] for key in ("start", "end"))
-                label, quote = [entry[key] for key in ("label", "labels") if key in entry], entry.get("text") or ""
+                label, quote = [entry[key] for key in LABEL_KEYS if key in entry], entry.get("text") or ""
                 for key in [key for key in entry if status_of("spans", key) == ("named", []) and self.gold]:
                     self.note(f"spans have the key {key}, which is not read", line)
                 score = float(next((entry[key] for key in SCORES if key in entry and not self.gold), score))
