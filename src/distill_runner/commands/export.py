@@ -74,9 +74,8 @@ def export(options: Namespace) -> int:
     write_json((model.run or target) / "deploy.json", {**record, "rows": [asdict(row) for row in rows]})
     tables = [measure.table(rows, task.metrics[0], task.agreement_name)]
     tables += [measure.label_table(row) for row in forms.values() if any(test for *_, test in row.labels.values())]
-    paragraphs = [*tables, *conclusions, circumstances]
     (file,) = [file for file in (target / FOLDER).iterdir() if (file.stem == "model") == (served == EXACT)]
-    write_service(target, file, task, options.threads, paragraphs, options.license)
+    write_service(target, file, task, options.threads, [*tables, *conclusions, circumstances], options.license)
     print(*tables, *conclusions, circumstances, f"written: {target}", sep="\n")
     return 0 if options.within is None or all(row.is_within for row in forms.values()) else 1
 

@@ -171,10 +171,9 @@ def run_key(plan: Any = False, *, _root_: DictConfig) -> str:
     parts = {"stages": stages, "precision": precision, "stage": stage}
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     own = (task, method if stage == "student" else stage)
-    suffix = f"-plan-{os.getpid()}" if plan is True else ""
     # A long name, or one with a slash, is refused later; until then, it must not name a folder elsewhere.
     names = [re.sub(r"[/\\*\0-\x1f]|^\.+", "_", without_secrets(str(name))[:100]) for name in own if name]
-    return "-".join([*names, digest]) + suffix
+    return "-".join([*names, digest]) + (f"-plan-{os.getpid()}" if plan is True else "")
 
 
 def variable(name: str, default: Any) -> Any:

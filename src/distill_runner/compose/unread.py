@@ -49,8 +49,7 @@ def unread_settings(
     def is_read(key: str) -> bool:
         changed = pickle.loads(pickled)
         node = OmegaConf.select(config, key)
-        leaves = [key] if not isinstance(node, DictConfig) else [f"{key}.{leaf}" for leaf, _ in _leaves(node)]
-        for leaf in leaves:
+        for leaf in [key] if not isinstance(node, DictConfig) else [f"{key}.{leaf}" for leaf, _ in _leaves(node)]:
             if leaf == key or not DESCRIBING & {*leaf.split(".")}:
                 OmegaConf.update(changed, leaf, PROBE, merge=False, force_add=True)
         try:

@@ -377,5 +377,4 @@ def _difference(test: ExampleTest | None) -> list[str]:
     if test is None:
         return ["", ""]
     bounds = [f"{100 * bound:+.2f}" for bound in test.interval or ()]
-    interval = " to ".join(bounds) or f"{test.differing} differ"
-    return [f"{100 * test.difference:+.2f}", interval]
+    return [f"{100 * test.difference:+.2f}", " to ".join(bounds) or f"{test.differing} differ"]

@@ -55,9 +55,8 @@ def write_service(
 def _write_server(folder: Path, name: str, program: str, task: Task) -> list[str]:
     """Write ``serve.py`` and ``Dockerfile``, and return the card's paragraphs on them."""
     is_pair = len(task.columns) > 1 and not task.single_texts
-    has_tokens = bool(Tokenizer.from_file(str(folder / "tokenizer.json")).encode("").ids)
     served = {"input": "tuple[str, str]" if is_pair else "str", "cut": task.served_cut, "largest": LARGEST}
-    served["empty"] = "" if has_tokens else EMPTY
+    served["empty"] = "" if bool(Tokenizer.from_file(str(folder / "tokenizer.json")).encode("").ids) else EMPTY
     (folder / SERVE).write_text(program + SERVICE.format(**served), encoding="utf-8")
     packages = " ".join(f"{name}=={'.'.join(version(name).split('.')[:2])}.*" for name in ("onnxruntime", "tokenizers"))
     templates = [Path(__file__).with_name(f"{one}.template") for one in ("Dockerfile", "commands")]
@@ -81,9 +80,8 @@ def _program(folder: Path, file: str, task: Task, threads: int) -> str:
     """Return the program that answers by an ONNX file in a model's folder."""
     engine, settings = OnnxEngine(folder / file, 1), folder / "tokenizer_config.json"
     config: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    names = [*(task.head.names or ())]
     return task.served_program.format(
-        labels=f"labels = {names!r}\n" if "labels" in task.served_reply else "",
+        labels=f"labels = {[*(task.head.names or ())]!r}\n" if "labels" in task.served_reply else "",
         max_length=task.num_positions,
         side=config.get("truncation_side", "right"),
         threads=threads,

@@ -152,9 +152,8 @@ def _row(table: ResultTable, name: str) -> str:
     matches = [row for row in rows if row == name] or rows
     if len(matches) == 1:
         return matches[0]
-    problem = "several rows have this name" if matches else "there is no such row"
     remedy = f"Known: {'; '.join(matches)}." if matches else suggestion(name, table.rows)
-    raise UserError("--compare", name, problem, remedy)
+    raise UserError("--compare", name, "several rows have this name" if matches else "there is no such row", remedy)
 
 
 def optimism(table: ResultTable) -> list[Comparison]:

@@ -50,9 +50,8 @@ class FileComparison:
 
     def as_text(self, sentences: str) -> str:
         """Return the comparison in Markdown; ``sentences`` are its tests in words."""
-        account = "\n".join(f"- {escaped(line)}" for line in self.account)
         tables = [_table(self.methods), sentences.strip(), _table(self.labels), _table(self.agreement)]
-        return "\n\n".join(filter(None, [account, *tables])) + "\n"
+        return "\n\n".join(filter(None, ["\n".join(f"- {escaped(line)}" for line in self.account), *tables])) + "\n"
 
 
 def _table(rows: Sequence[Row]) -> str:

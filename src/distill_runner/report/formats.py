@@ -226,9 +226,8 @@ def conclusion_text(comparison: Comparison) -> str:
 def as_markdown(comparisons: Sequence[Comparison]) -> str:
     """Return a table of the conclusions in GitHub's Markdown, and below it the sentence of each comparison."""
     header, *rows = table_cells(comparisons)
-    sentences = [f"- {escaped(sentence(comparison))}" for comparison in comparisons]
     table = markdown_table(header, [[escaped(cell) for cell in row] for row in rows], text_columns=len(header))
-    return table + "\n\n" + "\n".join(sentences) + "\n"
+    return table + "\n\n" + "\n".join([f"- {escaped(sentence(comparison))}" for comparison in comparisons]) + "\n"
 
 
 def table_cells(comparisons: Sequence[Comparison]) -> list[list[str]]:

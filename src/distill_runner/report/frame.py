@@ -118,8 +118,7 @@ class Cell:
     @classmethod
     def from_points(cls, points: Iterable[Point], unfinished: Iterable[Result] = ()) -> "Cell":
         best_first = sorted(points, key=lambda point: point.rank, reverse=True)
-        ties = sum(point.rank == best_first[0].rank for point in best_first)
-        return cls(tuple(best_first), (*unfinished,), ties)
+        return cls(tuple(best_first), (*unfinished,), sum(point.rank == best_first[0].rank for point in best_first))
 
     @property
     def runs(self) -> tuple[Result, ...]:

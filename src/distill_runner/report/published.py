@@ -235,10 +235,9 @@ def find(
     if not candidates:
         return None
     cell = min(candidates, key=lambda cell: (*_unknown(cell, model, quantity), -len(cell.variant)))
-    source = f"{titles()[cell.paper]} Table {cell.table}"
     comparable = cell.metric is not None and not any(_unknown(cell, model, quantity))
     number = {"value": float(cell.value), "metric": cell.metric, "split": cell.split}
-    return Published(**number, source=source, comparable=comparable)
+    return Published(**number, source=f"{titles()[cell.paper]} Table {cell.table}", comparable=comparable)
 
 
 def _unknown(cell: PublishedCell, model: ScoredModel, quantity: Quantity) -> tuple[bool, ...]:

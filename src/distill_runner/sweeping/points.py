@@ -116,10 +116,9 @@ def holds(condition: str, config: DictConfig) -> bool:
             raise InvalidExpression("calls and attributes are not allowed")
         return bool(EvalWithCompoundTypes(names=values, functions={}).eval(expression))
     except (InvalidExpression, SyntaxError, TypeError, LookupError, ValueError, ArithmeticError, *TOO_DEEP) as error:
-        problem = f"is not a condition: {first_line(error)}"
         remedy = "For example: " + override("sweep.where", ["loss.eta + loss.lambda <= 1"])
         text = condition if len(condition) <= MAX_PRINTED else f"{condition[:MAX_PRINTED]}..."
-        raise UserError("sweep.where", text, problem, remedy) from error
+        raise UserError("sweep.where", text, f"is not a condition: {first_line(error)}", remedy) from error
 
 
 @dataclass(frozen=True, eq=False)
