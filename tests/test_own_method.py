@@ -82,23 +82,23 @@ def test_a_folder_given_by_name_goes_before_that_of_the_working_folder(place: Pa
     assert distill_run(place, "--config-dir=nowhere", *COMMAND).err == "--config-dir=nowhere: there is no such folder\n"
 
 
+TERM = """
+from distill_runner.methods.base import LossTerm
+class PairwiseDistances(LossTerm):
+    def __init__(self, {}) -> None: ...
+    def forward(self, student, teacher, batch, progress): ...
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (
-            "import nothing_there\n",
-            "its module cannot be imported: ModuleNotFoundError: No module named 'nothing_there'",
-        ),
+        ("import nothing_there\n", "cannot be imported: ModuleNotFoundError: No module named 'nothing_there'"),
         ("class PairwiseDistances\n", "its module cannot be imported: SyntaxError: expected ':'"),
         ("PairwiseDistances = 3\n", "is not a LossTerm"),
         ("x = 3\n", "the module my_terms has no class PairwiseDistances"),
-        (
-            "from distill_runner.methods.base import LossTerm\n"
-            "class PairwiseDistances(LossTerm):\n"
-            "    def __init__(self, version: int = 1) -> None: ...\n"
-            "    def forward(self, student, teacher, batch, progress): ...\n",
-            "method.terms.distances.version: an argument of a loss term cannot have this name",
-        ),
+        (TERM.format("version: int = 1"), "distances.version: an argument of a loss term cannot have this name"),
+        (TERM.format("delta, scale"), "method.terms.distances.scale: needs a value"),  # without types
     ],
 )
 def test_faults_of_a_users_module_are_shown_as_what_they_are(place: Path, source: str, message: str) -> None:

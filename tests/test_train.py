@@ -288,6 +288,14 @@ def test_training_stops_where_a_loss_is_no_number(make: Make, runtime: dict[str,
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
 
 
+@pytest.mark.parametrize("returned", [None, 1.0, torch.ones(2)])
+def test_a_term_that_returns_no_number_is_named(make: Make, monkeypatch: pytest.MonkeyPatch, returned: Any) -> None:
+    """Instead of a traceback from the sum of the losses."""
+    monkeypatch.setattr(Bad, "forward", lambda *_: returned)
+    with pytest.raises(UserError, match=r"^method.terms.bad: forward does not return one number\n"):
+        fit(make(Method({"bad": Bad()}, {"bad": 1.0})))
+
+
 # What is updated, and how.
 
 

@@ -306,10 +306,14 @@ class Method(nn.Module):
 
         The contributions of all batches of an update add up to the mean over the update.
         """
-        return {
-            name: times(batch.shares.get(term.mean_over, 1.0), term(student, teacher, batch, progress))
-            for name, term in self.current_terms().items()
-        }
+        losses = dict[str, Tensor]()
+        for name, term in self.current_terms().items():
+            loss = term(student, teacher, batch, progress)
+            if not torch.is_tensor(loss) or loss.dim():
+                remedy = "Return a mean over the examples, such as losses.mean()."
+                raise UserError(f".method.terms.{name}", None, "forward does not return one number", remedy)
+            losses[name] = times(batch.shares.get(term.mean_over, 1.0), loss)
+        return losses
 
     def weighted_losses(self, means: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the weighted losses by name. Their sum is the training loss, so the logged losses add up to it."""

@@ -292,10 +292,10 @@ def argument_schema(term_class: type[LossTerm]) -> type[Schema]:
     Raises:
         UserError: an argument has a name that the spec of a term uses itself.
     """
-    fields: dict[str, Any] = {
-        name: (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
-        for name, parameter in inspect.signature(term_class, eval_str=True).parameters.items()
-    }
+    fields, empty = dict[str, Any](), inspect.Parameter.empty
+    for name, parameter in inspect.signature(term_class, eval_str=True).parameters.items():
+        annotation = Any if parameter.annotation is empty else parameter.annotation
+        fields[name] = (annotation, ... if parameter.default is empty else parameter.default)
     if reserved := [name for name in SPEC_KEYS if name in fields]:
         problem = "an argument of a loss term cannot have this name, which is a part of every term's spec"
         raise UserError(f".{reserved[0]}", None, problem, f"Rename the argument in {term_class.__name__}.")
