@@ -37,6 +37,7 @@ def test_row_of_a_failed_and_of_an_interrupted_run() -> None:
         "  folder     outputs/0a1b2c3d",
     ]
     assert "interrupted: repeat the command to resume" in result_row(failed(status="interrupted", error=None))
+    assert "paused: the command resumes without sweep.halving" in result_row(failed(status="paused", error=None))
 
 
 def test_an_average_of_a_number_in_brackets_is_in_brackets() -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 PHASES, BEST_RUN = "steps, phases included", "best single run"
+RESUMED = dict.fromkeys(("interrupted", "killed"), "repeat the command to resume")
+RESUMED["paused"] = "the command resumes without sweep.halving or runtime.pause_after"
 BRACKETS = f"In parentheses: {NOT_COMPARABLE}."
 SIGNED = "{:+.2f}"
 
@@ -150,8 +152,7 @@ def reasons(table: ResultTable) -> list[str]:
     groups: dict[tuple[str, str, str, str], list[object]] = {}
     for name, run in table.unfinished:
         cause = str(run.get("error") or "").partition("\n")[0]
-        if not cause and run["status"] in ("interrupted", "paused", "killed"):
-            cause = "repeat the command to resume"
+        cause = cause or RESUMED.get(run["status"], "")
         groups.setdefault((name, run["task"], run["status"], cause), []).append(run["seed"])
     sentences = []
     for (name, task, status, cause), seeds in groups.items():

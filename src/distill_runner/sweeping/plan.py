@@ -57,12 +57,13 @@ FORWARD = 1 / 3
 """Part of the time of an update that a forward pass alone takes."""
 
 
-def show_plan(grid: Grid, num_workers: int, retry_failed: bool) -> None:
+def show_plan(grid: Grid, num_workers: int, retry_failed: bool, halving: int | None) -> None:
     """Print the points of a grid with their status, the stages to build, and their cost.
 
     Args:
         num_workers: number of points that run at the same time.
         retry_failed: whether points that failed are trained again.
+        halving: as in ``sweep.halving``.
     """
     points, merged = grid.points, [point for point, _ in grid.merged]
     combinations = [*(point.overrides for point in (*points, *merged)), *grid.dropped]
@@ -89,6 +90,8 @@ def show_plan(grid: Grid, num_workers: int, retry_failed: bool) -> None:
     show_lines("", [*dict.fromkeys(line for point in todo if point.stage for line in position_warnings(point.stage))])
     if todo:
         _show_cost(todo, num_workers)
+        if halving:
+            show("sweep.halving trains only a part of these epochs")
 
 
 def _show_cost(todo: Sequence[GridPoint], num_workers: int) -> None:

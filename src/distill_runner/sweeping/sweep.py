@@ -47,12 +47,8 @@ def run_grid(grid: Grid, launch: Launch, retry_failed: bool, halving: int | None
 
     Args:
         halving: fraction of the points, 1 / halving, that is kept at each rung; None keeps all.
-    Raises:
-        UserError: a point has no epochs to halve.
     """
     log.info("%s", grid)
-    if halving:
-        require_epochs(grid.points)
     with ExitStack() as stack:
         stores: dict[Path, Store] = {}
         for point in grid.points:  # protects what they start from also between two points
@@ -68,8 +64,8 @@ def run_grid(grid: Grid, launch: Launch, retry_failed: bool, halving: int | None
         _launch(launch, [point.overrides for point in todo])
 
 
-def require_points(grid: Grid) -> None:
-    """Check that the grid has a point, and that at least one point can run.
+def require_points(grid: Grid, halving: int | None) -> None:
+    """Check that the grid has a point, that at least one point can run, and that halving has epochs to compare.
 
     Raises:
         UserError: ``sweep.where`` drops all. If no point can run, the error of the first point is raised.
@@ -78,6 +74,8 @@ def require_points(grid: Grid) -> None:
         raise UserError("sweep.where", None, "drops every point", f"Points dropped: {len(grid.dropped)}.")
     if all(point.error for point in grid.points):
         raise grid.points[0].error or AssertionError
+    if halving:
+        require_epochs(grid.points)
 
 
 def _launch(launch: Launch, jobs: Sequence[Sequence[str]]) -> None:

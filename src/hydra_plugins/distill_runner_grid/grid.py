@@ -69,13 +69,13 @@ class GridSweeper(Sweeper):
                 raise UserError("sweep", "frontier", problem, "Leave these out.")
         students = frontier.students if frontier else ()
         grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where, students)
-        require_points(grid)
+        require_points(grid, settings.halving)
         if frontier:
             frontier_sweep.require_frontier(grid)
             frontier_sweep.add_labels_alone(grid)
         grid = settings.shard_of(grid)
         if self.config.plan:
-            show_plan(grid, num_workers, settings.retry_failed)
+            show_plan(grid, num_workers, settings.retry_failed, settings.halving)
             return
         name = hydra.runtime.choices.get("sweep") or "multirun"
         folder = sweep_folder(Path(hydra.sweep.dir).absolute().parent / "sweeps", name, grid.points)
