@@ -104,8 +104,9 @@ def holds(condition: str, config: DictConfig) -> bool:
         if word in _WORDS or word[0] in "'\"":
             return word
         name = f"_{len(values)}"
-        values[name] = OmegaConf.select(config, word, default=_ABSENT)
-        if values[name] is _ABSENT or isinstance(values[name], DictConfig):
+        value = OmegaConf.select(config, word, default=_ABSENT)
+        values[name] = value.get("name", _ABSENT) if isinstance(value, DictConfig) else value  # as in method == 'rkd'
+        if values[name] is _ABSENT:
             remedy = f"Put text in quotes: '{word}'. All keys: " + command("distill-run --cfg job")
             raise UserError("sweep.where", condition, f"there is no key {word} with a value", remedy)
         return name
