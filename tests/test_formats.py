@@ -181,7 +181,8 @@ def test_the_command_splits_a_grid(tmp_path: Path, capsys: pytest.CaptureFixture
         (["{runs}", "--format", "picture"], "Give a file: --out"),
         (["{runs}", "--format", "picture", "--out", "{tmp}/scores.doc"], "--out=scores.doc: is not a picture format"),
         (["{runs}", "--out", "{tmp}/nowhere/table.txt"], "its folder does not exist"),
-        (["{runs}", "--out", "{tmp}"], "cannot be written: Is a directory"),
+        (["{runs}", "--out", "{tmp}"], "is a folder"),
+        (["{runs}", "--picture", "nowhere.png"], "--picture=nowhere.png: there is no such file"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, arguments: list[str], said: str) -> None:

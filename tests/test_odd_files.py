@@ -158,12 +158,11 @@ def test_own_files_in_other_encodings_are_read_when_they_are_named(student: Path
     assert ended.err.startswith("file=mine.csv: ")
     assert "--encoding cp1252" in ended.err
     assert "/tmp/" not in ended.err.replace(str(tmp_path), "")
-    assert (
-        predictions(student, tmp_path / "mine.csv", "--encoding", "cp1252")[0]
-        == (predictions(student, tmp_path / "utf.csv")[0])
-    )
-    ended = distill_run(tmp_path, "predict", str(student), "mine.csv", "--encoding", "klingon")
-    assert (ended.code, ended.err.partition("\n")[0]) == (2, "--encoding=klingon: there is no such encoding of text")
+    in_cp1252 = predictions(student, tmp_path / "mine.csv", "--encoding", "cp1252")
+    assert in_cp1252[0] == predictions(student, tmp_path / "utf.csv")[0]
+    for option, problem in (("--encoding", "there is no such encoding of text"), ("--device", "is not a device")):
+        ended = distill_run(tmp_path, "predict", str(student), "utf.csv", option, "klingon")
+        assert (ended.code, ended.err.splitlines()[-2]) == (2, f"{option}=klingon: {problem}")
 
 
 @pytest.mark.parametrize("oddity", ODDITIES)

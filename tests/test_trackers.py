@@ -87,6 +87,8 @@ def test_the_printed_command_sends_to_the_same_place(finished: Path, recorder: l
     assert recorder[0][:2] == ("wandb", "our tests")
     assert recorder[0][5:] == ("team", "g 1")
     assert "project" not in track_command(TrackerConfig(name="tensorboard"), finished)
+    with pytest.raises(UserError, match="--tracker=none: sends nothing"):
+        run_subcommand(subcommand, [str(finished), "--tracker", "none"])
 
 
 def test_the_summary_has_what_runs_are_compared_by() -> None:

@@ -310,9 +310,10 @@ def _positive(option: str, number: type[int] | type[float]) -> Callable[[str], f
 
 def _add_out(parser: Parser, help_text: str, required: bool = False) -> None:
     def new_file(name: str) -> Path:
-        if not Path(name).absolute().parent.is_dir():  # before any work
-            raise UserError("--out", name, "its folder does not exist")
-        return Path(name)
+        path = Path(name)
+        if path.is_dir() or not path.absolute().parent.is_dir():  # before any work
+            raise UserError("--out", name, "is a folder" if path.is_dir() else "its folder does not exist")
+        return path
 
     parser.add_argument("--out", type=new_file, metavar="FILE", help=help_text, required=required)
 

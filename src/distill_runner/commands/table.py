@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from textwrap import fill
 
 from distill_runner.commands.parser import write_file
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, require_file
 from distill_runner.common.terminal import WIDTH, output_width
 from distill_runner.report import formats
 from distill_runner.report.collect import Result, select_results
@@ -25,6 +25,8 @@ def show_table(options: Namespace) -> None:
         UserError: there are no runs, no run has a name that is asked for, or a file cannot be written.
     """
     results = select_results(options.folders, {"task": options.task, "method": options.method})
+    for file in options.picture:
+        require_file("--picture", file)
     if options.format == "picture":
         save(score_figure(drawable(results)), _picture(options.out))
         return
@@ -84,8 +86,7 @@ def draw_curves(options: Namespace) -> None:
     Raises:
         UserError: as for ``figures.curve_cells``; there are no runs, or no run of the task.
     """
-    results = select_results(options.folders, {"task": options.task})
-    save(curve_figure(results, options.by, options.order), options.out)
+    save(curve_figure(select_results(options.folders, {"task": options.task}), options.by, options.order), options.out)
 
 
 def _page(results: Sequence[Result], table: ResultTable, comparisons: Sequence[Comparison], options: Namespace) -> str:

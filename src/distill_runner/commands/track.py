@@ -25,6 +25,8 @@ def track(options: Namespace) -> None:
         UserError: the tracker cannot be opened or does not take all of a run; or, in the end, for folders without a
             finished run.
     """
+    if options.tracker == "none":
+        raise UserError("--tracker", "none", "sends nothing", "Take wandb, tensorboard or a plugin.")
     unfinished = list[str]()
     for folder in options.runs:
         result = read_result(folder) if folder.is_dir() else None

@@ -129,7 +129,10 @@ class ModelFolder:
         from distill_runner.training.devices import Device
 
         quiet_transformers()
-        place = Device.from_name(device, "fp32")
+        try:
+            place = Device.from_name(device, "fp32")
+        except UserError as error:
+            raise UserError("--device", device, error.problem, "Take cpu or auto.") from error
         model = place.place(load_model(self.model, self.head))
         tokenizer = resolve_source(str(self.model)).tokenizer() if task.tokenized else None
         with TemporaryDirectory() as folder:
