@@ -54,7 +54,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
         return None
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
-        if not equals or key.startswith("-"):
+        if not equals or key.startswith("-") or " " in key:
             return UserError(error.override, None, "is not of the form <key>=<value>", HELP)
         remedy = "Brackets and quotes come in pairs, or the text is in quotes; in the shell, quote the whole override: "
         remedy += override(key, ["<a>", "<b>"] if value[:1] == "[" else value.strip("'\""))
