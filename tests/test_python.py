@@ -43,6 +43,8 @@ def test_what_is_no_result_is_refused(function: Any, typed: Any) -> None:
     with pytest.raises(UserError, match="is no result of a run"):
         function(typed)
     assert function(result()) is not None, "one result is taken, too"
+    with pytest.raises(UserError, match="--split=nope: "):
+        api.table([result()], split="nope")
 
 
 @pytest.mark.slow

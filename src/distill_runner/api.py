@@ -189,9 +189,8 @@ def _result_list(results: Iterable[Result]) -> list[Result]:
         UserError: one of them is no result, such as the name of a folder, an override, or a column of a frame.
     """
     results = [results] if isinstance(results, Mapping) else [*results]
-    for result in results:
-        if not isinstance(result, Mapping):
-            raise UserError("results", result, "is no result of a run", "Give what api.run or api.results returned.")
+    if others := [result for result in results if not isinstance(result, Mapping)]:
+        raise UserError("results", others[0], "is no result of a run", "Give what api.run or api.results returned.")
     return results
 
 
@@ -243,7 +242,7 @@ def table(results: Sequence[Result], style: str = "markdown", split: Sequence[st
     styles = {"markdown": markdown, "latex": latex, "csv": as_csv, "terminal": terminal}
     if style not in styles:
         raise UserError("style", style, "there is no such style", f"Known: {', '.join(styles)}.")
-    return styles[style](tabulate(_result_list(results), split))
+    return styles[style](tabulate(_result_list(results), [split] if isinstance(split, str) else split))
 
 
 def figure(results: Sequence[Result]) -> "Figure":

@@ -279,8 +279,7 @@ class _Run:
                 per_epoch = self.stage.config.optim.steps_per_epoch(len(self.pipeline.inputs.data(self.stage)))
                 for epoch, values in enumerate(scores, start=1):
                     step = min(epoch * per_epoch, result["steps"])
-                    curves = {f"validation/{name}": value for name, value in values.items()}
-                    tracker.log(curves, step=step, epoch=step / per_epoch)
+                    tracker.log({f"validation/{key}": values[key] for key in values}, step=step, epoch=step / per_epoch)
             send_result(tracker, self.folder, result)
         return result
 

@@ -227,8 +227,7 @@ def table(rows: Sequence[FrontierRow], metric: str, selection: FrontierRow, marg
     cells = []
     for number, row in enumerate(rows, start=1):
         equal = [str(n) for n, other in enumerate(rows, 1) if other is not row and row.cost.is_as_fast_as(other.cost)]
-        is_choice = row.is_good and row.label == selection.label
-        marks = ("→ " if is_choice else "") + ("★ " if row.label in best else "")
+        marks = ("→ " if row.is_good and row.label == selection.label else "") + ("★ " if row.label in best else "")
         scores = "{:.2f}–{:.2f}".format(*(100 * bound for bound in row.interval))
         line = [f"{number}", f"{marks}{row.name}", row.form, f"{100 * row.score:.2f}", scores]
         line += ["" if row.difference is None else f"{100 * row.difference:+.2f}"]

@@ -363,8 +363,7 @@ class HiddenStateLoss(LayeredTerm):
         sides = (self.compared_states(features, batch) for features in (student, teacher))
         pairs, self.diagnostics = self.combination(self.current_layers, *sides), {}
         for layers, alpha in self.combination.weights:
-            names = (f"alpha_entropy_{j}" for j in layers)
-            self.diagnostics |= dict(zip(names, attention_entropy(alpha), strict=True))
+            self.diagnostics |= dict(zip((f"alpha_entropy_{j}" for j in layers), attention_entropy(alpha), strict=True))
         weights = batch.example_weights if self.states == "cls" else batch.output_weights
         losses = [self.distance(states, targets, weights) for states, targets in pairs]
         return self.reduce_layers(losses[0] if len(losses) == 1 else torch.cat(losses))

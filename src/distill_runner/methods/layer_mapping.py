@@ -140,8 +140,7 @@ class LayerMapping(Schema):
             case "no" | "po":  # buckets whose sizes differ by at most 1, larger ones first
                 layers = [part.tolist() for part in np.array_split(np.arange(1, n + 1), count)] if count else []
                 if self.rule == "po":
-                    pairs = zip(layers, [*layers[1:], []], strict=False)
-                    layers = [bucket + upper[:1] for bucket, upper in pairs]
+                    layers = [bucket + upper[:1] for bucket, upper in zip(layers, [*layers[1:], []], strict=False)]
             case "all":
                 layers = [list(range(1, n + 1)) for _ in range(count)]
             case "last":

@@ -248,8 +248,7 @@ class ModelSource:
             return self.folder
         revision = self.name.partition("@")[2] or "main"
         with _hub_errors(self.name):
-            small = SMALL_FILES + MODULE_FILES + (CODE if trusts_code() else ())
-            folder = hub.download(self.commit, small, revision)
+            folder = hub.download(self.commit, SMALL_FILES + MODULE_FILES + (CODE if trusts_code() else ()), revision)
             if weights:
                 names = self._file_names(folder)
                 patterns = next((patterns for patterns in _WEIGHTS if hub.matching_files(names, patterns)), None)

@@ -138,8 +138,7 @@ class SentenceEncoder(nn.Module):
         self.head = nn.Sequential(*layers)
         for dense, layer in zip(modules.layers, layers, strict=True):
             if dense is not None and (file := dense.file) is not None:
-                is_pickled = file.suffix == ".bin"
-                layer.load_state_dict(torch.load(file, weights_only=True) if is_pickled else load_file(file))
+                layer.load_state_dict(torch.load(file, weights_only=True) if file.suffix == ".bin" else load_file(file))
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -136,8 +136,7 @@ def _trim_model(model: dict[str, Any], new_ids: Mapping[str, int]) -> None:
         return
     model["vocab"] = {token: new_ids[token] for token in model["vocab"] if token in new_ids}
     if model["type"] == "BPE":
-        merges = map(_merge, model["merges"])
-        model["merges"] = [[a, b] for a, b in merges if {a, b, a + b} <= model["vocab"].keys()]
+        model["merges"] = [[a, b] for a, b in map(_merge, model["merges"]) if {a, b, a + b} <= model["vocab"].keys()]
 
 
 def _renumbered(part: Any, new_ids: Mapping[str, int]) -> Any:

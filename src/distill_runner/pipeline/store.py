@@ -370,8 +370,7 @@ def unused_entries(entries: Sequence[Entry], runs: Path) -> list[Entry]:
     Raises:
         UserError: ``runs`` holds no finished run, so that every artifact would be unused.
     """
-    results = filter(None, map(status.read_run, runs.glob("*/")))
-    pending = {run["key"] for run in results if run["status"] == "done"}
+    pending = {run["key"] for run in filter(None, map(status.read_run, runs.glob("*/"))) if run["status"] == "done"}
     if not pending:
         raise UserError("--runs", runs, "holds no finished run, so all would count as unused", "Give the runs' folder.")
     by_key = {entry.key: entry for entry in entries if entry.state == "complete"}

@@ -223,8 +223,7 @@ def is_key(name: str) -> bool:
 
 def has_label_word(name: str) -> bool:
     """Return whether a column is named like a form of the label."""
-    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).casefold())
-    return not LABEL_WORDS.isdisjoint(words)
+    return not LABEL_WORDS.isdisjoint(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).casefold()))
 
 
 def as_pair(names: Sequence[str]) -> list[str] | None:

@@ -198,8 +198,7 @@ class ImagesTask(ClassificationTask):
 
     def served_fields(self) -> dict[str, Any]:
         size = f".resize({self.resize[::-1]}, Image.Resampling.BILINEAR)" if self.resize else ""
-        own = {"mode": self.mode, "resize": size, "mean": [*self.mean], "std": [*self.std]}
-        return super().served_fields() | own
+        return super().served_fields() | {"mode": self.mode, "resize": size, "mean": [*self.mean], "std": [*self.std]}
 
     # Predictions
 

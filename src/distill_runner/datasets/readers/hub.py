@@ -65,8 +65,7 @@ def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
     if config is not None:  # alone in the card, so that ``datasets`` finds no other configuration
         own_infos = _infos(card, config["config_name"])
         metadata = {"configs": [config]} | ({"dataset_info": own_infos} if own_infos else {})
-        text = yaml.safe_dump(metadata, sort_keys=False)
-        (links / CARD).write_text(f"---\n{text}---\n", encoding="utf-8")
+        (links / CARD).write_text(f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n", encoding="utf-8")
     import datasets
 
     with library_errors(), offline_datasets():
@@ -95,8 +94,7 @@ def stream_from_hub(data: Dataset, split: str) -> Any:
         splits = datasets.load_dataset(**source, streaming=True)
         if split not in splits:
             raise missing_split(data, split, list(splits), f"{data.dataset} on the hub")
-        builders = type(datasets.load_dataset_builder(**source)).__mro__
-        if all(builder.__name__ != "Csv" for builder in builders):
+        if all(builder.__name__ != "Csv" for builder in type(datasets.load_dataset_builder(**source)).__mro__):
             return splits[split]
         # The types of CSV would be those of the first rows: 007 is 7.
         names = splits[split].column_names or list(next(iter(splits[split])))

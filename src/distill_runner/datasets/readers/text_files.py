@@ -284,8 +284,7 @@ def _squad_rows(articles: list[Any]) -> list[Row]:
             for qa in text["qas"]
         ]
     except (KeyError, TypeError) as error:
-        problem = f"is not in SQuAD's format ({type(error).__name__}: {error})"
-        raise FileProblem(problem, SQUAD_REMEDY) from error
+        raise FileProblem(f"is not in SQuAD's format ({type(error).__name__}: {error})", SQUAD_REMEDY) from error
 
 
 # CoNLL: a word with its tags in each line, and blank lines between sentences; also CoNLL-U.

@@ -122,8 +122,7 @@ def write_windows(
     (folder / "language.json").write_text(json.dumps(language), encoding="utf-8")
     options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
     truncated = 0
-    dtypes = {name: dtype for name, dtype in FILES.items() if labeled or name != "labels"}
-    with array_files(folder, dtypes) as files:
+    with array_files(folder, {name: dtype for name, dtype in FILES.items() if labeled or name != "labels"}) as files:
 
         def append_text(name: str, text: str) -> None:
             files[f"{name}_bytes"].append(np.frombuffer(text.encode(), dtype=np.uint8))

@@ -241,8 +241,7 @@ def complete_names(names: Iterable[str]) -> list[str]:
         return [OUTSIDE, *sorted(typed)] if OUTSIDE in names else sorted(typed)
     form, pairs = spelling(typed) or (SPELLINGS[0], [])
     letters = next((own for own in INVENTORIES if {letter for letter, _ in pairs} <= {*own}), "BIES")
-    kinds = sorted({kind for _, kind in pairs})
-    return [OUTSIDE, *(form.format(letter, kind) for kind in kinds for letter in letters)]
+    return [OUTSIDE, *(form.format(letter, kind) for kind in sorted({kind for _, kind in pairs}) for letter in letters)]
 
 
 def recognize(tagset: TagSet, tags: np.ndarray, bounds: np.ndarray) -> Scheme:

@@ -155,8 +155,7 @@ class VectorTask(TextTask):
     @property
     def head(self) -> Head:
         texts = self.prompts, self.max_length, self.similarity or "cosine"
-        options = VectorOptions(self.pooling, self.normalize, self.include_prompt, *texts)
-        return Head("AutoModel", vectors=options)
+        return Head("AutoModel", vectors=VectorOptions(self.pooling, self.normalize, self.include_prompt, *texts))
 
     @property
     def outputs(self) -> "Outputs":
