@@ -193,9 +193,14 @@ def test_texts_are_cut_where_the_positions_of_an_encoder_end(tmp_path: Path) -> 
         assert ModelFolder.read(str(folder), data).task.num_positions == 80
 
 
-def test_errors_of_weights_name_no_options_of_runs(tmp_path: Path) -> None:
-    """A damaged folder that is predicted with has no teacher to fine-tune, and no stage with random weights."""
+def test_errors_name_no_options_of_runs(tmp_path: Path) -> None:
+    """A folder to predict with has no teacher to fine-tune, and its file no encoding in the configuration."""
     data, folder = examples(tmp_path / "a.jsonl", "classes"), save(tmp_path / "m", "classes")
+    with pytest.raises(UserError, match="the model reads at most 80 tokens"):
+        ModelFolder.read(str(folder), None, {"max_length": 99}).predict_file(data, "cpu")
+    (tmp_path / "b.csv").write_bytes(b"text\ncaf\xe9\n")
+    with pytest.raises(UserError, match=r"--encoding cp1252 \(Excel"):
+        ModelFolder.read(str(folder)).predict_file(tmp_path / "b.csv", "cpu")
     config = json.loads((folder / "config.json").read_text())
     few = {"id2label": {"0": "bad", "1": "good"}, "label2id": {"bad": 0, "good": 1}}
     for change, problem in (({"num_hidden_layers": 9}, "its config.json says 9"), (few, "weights of other sizes than")):
@@ -205,16 +210,10 @@ def test_errors_of_weights_name_no_options_of_runs(tmp_path: Path) -> None:
         assert (caught.value.key, caught.value.remedy) == ("folder", "Repair its files, or save the model again.")
 
 
-def test_labels_of_words_without_an_outside_are_scored_by_their_share(tmp_path: Path) -> None:
-    model = ModelFolder.read(str(save(tmp_path / "m", "words", id2label={0: "NOUN", 1: "VERB", 2: "X"})))
-    assert model.task.metrics == ["accuracy"]
-
-
 def test_segments_that_a_family_reads_as_words_are_refused(tmp_path: Path) -> None:
     """GPT-2 with BERT's tokenizer adds the vector of word 0 to each token, unless the tokenizer makes no segments."""
     folder = save(tmp_path / "m", "classes")
-    config = {"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}')
     with pytest.raises(UserError, match=r"which a gpt2 reads as words\n  .*\"model_input_names\""):
         ModelFolder.read(str(folder))
 
@@ -260,6 +259,8 @@ def test_spans_have_the_ids_of_their_texts(family: str, tmp_path: Path) -> None:
     predicted = [*map(json.loads, str(content).splitlines())]
     assert [{key: row[key] for key in rows[0]} for row in predicted] == rows
     assert predicted[0]["spans"] == []
+    tagger = ModelFolder.read(str(save(tmp_path / "m", "words", family, id2label={0: "NOUN", 1: "VERB"})))
+    assert tagger.task.metrics == ["accuracy"], "no label is outside of entities"
 
 
 @pytest.mark.slow

@@ -64,8 +64,10 @@ def test_a_model_that_leaves_out_its_prompt_is_not_exported(tmp_path: Path) -> N
     folder = folder_with(tmp_path / "model", pooling)
     model, _ = own_vectors(folder, tmp_path / "texts", "query: ")
     assert not own_vectors(folder, tmp_path / "plain")[0].skips_prompt
-    with pytest.raises(UserError, match=r"task\.include_prompt=false: .* leaves out tokens of the prompt"):
+    with pytest.raises(UserError, match=r"include_prompt=false: .* leaves out tokens of the prompt.*\n.*Train with"):
         export(model, {}, tmp_path / "model.onnx")
+    with pytest.raises(UserError, match=r"task\.include_prompt=true: a trained model keeps its own modules"):
+        ModelFolder.read(str(folder), None, {"include_prompt": True})
 
 
 @pytest.mark.parametrize(("mode", "include_prompt", "dense", "normalize"), CASES)
@@ -121,9 +123,7 @@ def test_what_is_not_read_is_refused(change: dict[str, Any], problem: str, tmp_p
     ("first", "problem"),
     [("Transformer", r"in a subfolder, which is not read\n  Save it again"), ("StaticEmbedding", "of another program")],
 )
-def test_encoders_in_a_folder_of_their_own_are_refused_with_what_to_do(
-    first: str, problem: str, tmp_path: Path
-) -> None:
+def test_encoders_in_subfolders_are_refused_with_what_to_do(first: str, problem: str, tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", {"pooling_mode": "mean"})
     entries = json.loads((folder / "modules.json").read_text())
     entries[0] |= {"path": "0_Own", "type": f"sentence_transformers.models.{first}"}
@@ -141,10 +141,9 @@ def test_weights_of_dense_layers_are_read_in_either_form_and_checked(tmp_path: P
     file.unlink()
     torch.save(weights, pickled)  # of before sentence-transformers 3
     assert np.array_equal(own_vectors(folder, tmp_path / "again")[1], vectors)
-    for damage in (weights["linear.bias"], weights["linear.weight"].T):
-        torch.save(weights | {"linear.weight": damage}, pickled)
-        with pytest.raises(UserError, match="2_Dense lacks its weights, or has those of other sizes"):
-            own_vectors(folder, tmp_path / "none")
+    torch.save(weights | {"linear.weight": weights["linear.weight"].T}, pickled)
+    with pytest.raises(UserError, match="2_Dense lacks its weights, or has those of other sizes"):
+        own_vectors(folder, tmp_path / "none")
     pickled.write_text("version https://git-lfs.github.com/spec/v1")
     with pytest.raises(UserError, match="its files of sentence-transformers are damaged"):
         own_vectors(folder, tmp_path / "none")

@@ -71,6 +71,8 @@ class ModelFolder:
             UserError: there is no such model, what it was made for is not known, or the data do not fit it.
         """
         run, options = Path(name), options or {}
+        for key in {"pooling", "normalize", "include_prompt"} & options.keys():
+            raise UserError(f"task.{key}", options[key], "a trained model keeps its own modules", "Leave it out.")
         if data is not None:
             require_table("--data", data)
             labeled = {"train": NO_SPLIT, "validation": {VALIDATION: "train"}, "test": {}}
@@ -124,7 +126,6 @@ class ModelFolder:
 
         from distill_runner.common.library_switches import quiet_transformers
         from distill_runner.models.build import load_model
-        from distill_runner.models.sources import resolve_source
         from distill_runner.training.data import predict
         from distill_runner.training.devices import Device
 
@@ -134,7 +135,7 @@ class ModelFolder:
         except UserError as error:
             raise UserError("--device", device, error.problem, "Take cpu or auto.") from error
         model = place.place(load_model(self.model, self.head))
-        tokenizer = resolve_source(str(self.model)).tokenizer() if task.tokenized else None
+        tokenizer = tokenizer_of(self.model, task)
         with TemporaryDirectory() as folder:
             examples = task.examples(task.test[TEST])
             task.write(Path(folder), examples, tokenizer)
@@ -162,8 +163,7 @@ class ModelFolder:
         if encoding is not None and not is_text_encoding(encoding):
             raise UserError("--encoding", encoding, "there is no such encoding of text", "Such as cp1252 or utf-16.")
         if self.task.unread_files:
-            remedy = f"SentenceTransformer('{self.model}') encodes texts."
-            raise UserError("folder", self.name, self.task.unread_files, remedy)
+            raise UserError("folder", self.name, self.task.unread_files, f"SentenceTransformer('{self.model}') does.")
         # A single file is the split ``train``. Labels, which the file need not have, are not read.
         data = {"dataset": str(file), "config": None, "train": "", "test": {TEST: "train"}, "validation": {}}
         fields: dict[str, Any] = {**data, "label": "", "encoding": encoding}
@@ -173,9 +173,6 @@ class ModelFolder:
                 raise UserError("file", file, problem, "Give a CSV or JSON lines file with these columns.")
             fields["columns"] = ["text"]
         task = self.task.model_copy(update=fields)
-        if not task.columns:
-            unlabeled = task.model_copy(update={"gold": "none", "label": LABEL})
-            task = task.model_copy(update={"columns": infer_columns(unlabeled)["columns"]})
 
         def with_account(outputs: "np.ndarray", split: "Split", examples: "Examples") -> Any:
             account = task.account(TEST, examples, tables)
@@ -185,13 +182,32 @@ class ModelFolder:
             return task.prediction_file(outputs, split, examples, suffix, columns), line
 
         try:
+            if not task.columns:
+                unlabeled = task.model_copy(update={"gold": "none", "label": LABEL})
+                task = task.model_copy(update={"columns": infer_columns(unlabeled)["columns"]})
             with recorded_tables() as tables:
                 return self.predict(task, device, with_account)
         except UserError as error:
-            if not error.key.startswith("task."):
+            if not error.key.startswith("task.") or error.value is None or error.key == "task.max_length":
                 raise
             remedy = error.remedy.replace("task.encoding=", "--encoding ")
             raise UserError("file", file, error.problem, remedy) from error
+
+
+def tokenizer_of(folder: Path, task: "Task") -> Any:
+    """Return the tokenizer of a model; None for a task of images.
+
+    Raises:
+        UserError: the task's texts may be longer than the model reads.
+    """
+    from distill_runner.models.features import EncoderShape
+    from distill_runner.models.sources import resolve_source
+
+    source = resolve_source(str(folder))
+    if task.tokenized and task.num_positions > (limit := EncoderShape.of_classifier(source.config()).max_length):
+        remedy = "Take " + override("task.max_length", limit) + "."
+        raise UserError("task.max_length", task.num_positions, f"the model reads at most {limit} tokens", remedy)
+    return source.tokenizer() if task.tokenized else None
 
 
 def require_table(key: str, file: Path) -> None:

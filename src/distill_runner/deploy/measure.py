@@ -266,14 +266,14 @@ def evaluate(
     Raises:
         UserError: a model cannot be exported, or ONNX in float32 gives other outputs than torch.
     """
+    from distill_runner.deploy.folder import tokenizer_of
     from distill_runner.models.build import count_parameters, load_model
-    from distill_runner.models.sources import resolve_source
 
     examples = task.examples(next(iter(task.validation.values())))
     engines, splits, rows = dict[str, Any](), dict[str, PaddedSplit](), list[ModelForm]()
     with TemporaryDirectory() as scratch:
         for name, (model, target) in models.items():
-            tokenizer = resolve_source(str(model)).tokenizer() if task.tokenized else None
+            tokenizer = tokenizer_of(model, task)
             folder = Path(scratch) / name
             folder.mkdir()
             task.write(folder, examples, tokenizer)

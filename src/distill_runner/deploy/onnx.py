@@ -65,7 +65,7 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
         raise UserError("distill-run export", None, problem, "Distill it first into a smaller model.")
     if getattr(model, "skips_prompt", False):
         problem = "the pooling leaves out tokens of the prompt, which an exported model cannot tell from the text"
-        raise UserError("task.include_prompt", False, problem, override("task.include_prompt", True))
+        raise UserError("task.include_prompt", False, problem, "Train with " + override("task.include_prompt", True))
 
     with suppressed_output():
         import onnx_ir

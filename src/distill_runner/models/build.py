@@ -52,8 +52,7 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None, source:
     if head.vectors is None:
         return network
     settings = saved_settings(head.vectors, source_folder(source))
-    encoder: Any = SentenceEncoder(network, vector_modules(model, head.vectors, *_pooled(model, source)), settings)
-    return encoder
+    return SentenceEncoder(network, vector_modules(model, head.vectors, *_pooled(model, source)), settings)
 
 
 def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: ModelSource | None = None) -> int:
@@ -142,6 +141,8 @@ def load_model(folder: Path, head: Head) -> PreTrainedModel:
     try:
         network: PreTrainedModel = build(ModelConfig(source=str(folder), head="keep"), head)
     except UserError as error:
+        if error.key.startswith("task."):
+            raise
         raise UserError("folder", folder, error.problem, "Repair its files, or save the model again.") from error
     return network
 
