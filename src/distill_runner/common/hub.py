@@ -193,8 +193,7 @@ def request_commit(repo_type: RepoType, name: str, revision: str) -> Commit:
     from huggingface_hub import HfApi
 
     try:  # the commit at the last download
-        file = cache_folder(repo_type, name) / "refs" / revision
-        cached_sha = file.read_text(encoding="utf-8").strip() or None
+        cached_sha = (cache_folder(repo_type, name) / "refs" / revision).read_text(encoding="utf-8").strip() or None
     except OSError:
         cached_sha = None
     try:

@@ -69,8 +69,7 @@ def task_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
         if own_hashes is not None:
             hashes[name] = own_hashes
     line = data_line(accounts, hashes, "text" if task.tokenized else "image", text_of)
-    names = [record.name for account in accounts.values() for record in account.files]
-    siblings = unread_siblings(task, names)
+    siblings = unread_siblings(task, [record.name for account in accounts.values() for record in account.files])
     yield replace(line, warnings=(*line.warnings, f"not read: {', '.join(siblings)}")) if siblings else line
     if (lengths := lengths_line(accounts)) is not None:
         yield lengths

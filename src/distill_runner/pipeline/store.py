@@ -128,8 +128,7 @@ class Store:
         if self.find(spec):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        wait_message = f"waiting for another process, which is building {path}"
-        with locked(path.with_name(f"{path.name}.lock"), wait_message):
+        with locked(path.with_name(f"{path.name}.lock"), f"waiting for another process, which is building {path}"):
             if self.find(spec):  # another process built it meanwhile
                 return path
             if path.exists():

@@ -182,11 +182,10 @@ def sentence(comparison: Comparison) -> str:
     if comparison.difference is not None:
         parts.append(f"{comparison.difference:+.2f} {comparison.metric}")
     if test := comparison.examples:
-        clusters = f" in {quantity(test.units, 'cluster')}" if test.units < test.examples else ""
-        units = quantity(test.examples, "example") + clusters
+        units = quantity(test.examples, "example")
+        units += f" in {quantity(test.units, 'cluster')}" if test.units < test.examples else ""
         interval = f"95% {bounds_text(*test.interval)}" if test.interval else f"{test.differing} differ"
-        exact = " (exact)" if test.is_exact else ""
-        parts.append(f"over {units}: {interval}, {_p(comparison, 'examples')}{exact}")
+        parts.append(f"over {units}: {interval}, {_p(comparison, 'examples')}{' (exact)' if test.is_exact else ''}")
     if comparison.seeds_p is not None:
         parts.append(f"t-test over {comparison.shared} seeds: {_p(comparison, 'seeds')}")
     if comparison.methods:
