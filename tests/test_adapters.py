@@ -96,7 +96,7 @@ def break_base(folder: Path, base: Path) -> None:
 
 
 def name_no_base(folder: Path, base: Path) -> None:
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": null}')
 
 
 def damage(folder: Path, base: Path) -> None:
@@ -118,7 +118,7 @@ def name_itself(folder: Path, base: Path) -> None:
 
 WRONG = {
     "another base": (break_base, r"2 of the 6 tensors of its adapter fit nothing in other"),
-    "no base": (name_no_base, "is damaged or names no base"),
+    "no base": (name_no_base, r"its base '': names no model\n  Name it in adapter_config"),
     "damaged": (damage, "adapter_config.json is damaged or"),
     "no weights": (remove_weights, "holds no weights of its adapter"),
     "beside a model": (put_beside, r"the weights of a model \(model.safetensors\): either could be meant"),

@@ -136,8 +136,7 @@ def _rank_moments(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def _pearson(sums: np.ndarray) -> np.ndarray:
     """Pearson correlation, -1 to 1; of ranks it is Spearman's. GLUE ranks STS-B by the mean of both."""
     x, y, xx, xy, yy = np.moveaxis(sums[..., 1:] / sums[..., :1], -1, 0)
-    variances = np.maximum(xx - x**2, 0) * np.maximum(yy - y**2, 0)
-    return np.clip(ratio(xy - x * y, np.sqrt(variances)), -1, 1)
+    return np.clip(ratio(xy - x * y, np.sqrt(np.maximum(xx - x**2, 0) * np.maximum(yy - y**2, 0))), -1, 1)
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

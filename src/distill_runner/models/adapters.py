@@ -55,11 +55,10 @@ def base_name(folder: Path, name: str, model_weights: Sequence[str]) -> str | No
         problem = f"holds a PEFT adapter ({ADAPTER}), which is read only where peft is installed"
         raise UserError(".model.source", name, problem, _REMEDY)
     if not any((folder / file).is_file() for file in ADAPTER_FILES[1:]):
-        problem = "holds no weights of its adapter"
-        raise UserError(".model.source", name, problem, f"Save {' or '.join(ADAPTER_FILES[1:])} too.")
+        raise UserError(".model.source", name, "holds no weights of its adapter", f"Save {ADAPTER_FILES[1]} too.")
     try:
         settings = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-        base, revision = settings["base_model_name_or_path"], settings.get("revision")
+        base, revision = settings["base_model_name_or_path"] or "", settings.get("revision")
     except (ValueError, TypeError, KeyError) as error:
         problem = f"{ADAPTER} is damaged or names no base (base_model_name_or_path): {root_cause(error)}"
         raise UserError(".model.source", name, problem, "Write the base's folder or hub id into it.") from error

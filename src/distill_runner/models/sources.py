@@ -134,10 +134,12 @@ class ModelSource:
         folder = self.download()
         names = [name for name in self._file_names(folder) if "/" not in name]
         name = base_name(folder, self.name, [name for group in _WEIGHTS for name in hub.matching_files(names, group)])
-        base = None if name is None else resolve_source(name)
+        try:
+            base = None if name is None else resolve_source(name)
+        except UserError as error:
+            raise self._refusal(f"its base '{name}': {error.problem}", "Name it in adapter_config.json.") from error
         if base is not None and base.base is not None:
-            problem = f"the base of its adapter, {base.name}, is an adapter too"
-            raise self._refusal(problem, "Merge the first one into its base.")
+            raise self._refusal(f"the base of its adapter, {base.name}, is an adapter too", "Merge the first one.")
         return base
 
     def _file_names(self, folder: Path) -> list[str]:

@@ -48,10 +48,9 @@ def stage_summary(stage: Stage) -> str:
         members = ", ".join(config.prediction_source.sources)
         return f"{data}: {f'mean of {members}' if members else 'columns of the data'}"
     origin = stage.source_stage.name if stage.source_stage else config.model.source or "fresh"
-    terms = ", ".join(config.method.terms)
     size = f"{quantity(stage.shape.num_layers, 'layer')} x {stage.shape.width}"
     trimmed = ", vocabulary trimmed" if config.model.vocabulary == "trim" else ""
-    return f"{data}: {size} from {origin}{trimmed}; {terms or 'not trained'}"
+    return f"{data}: {size} from {origin}{trimmed}; {', '.join(config.method.terms) or 'not trained'}"
 
 
 def position_warnings(stage: Stage) -> list[str]:

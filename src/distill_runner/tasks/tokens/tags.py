@@ -72,8 +72,7 @@ class TagSet:
         """
         parsed = parse_tags(names)
         pairs = parsed or [(OUT, "") if name == OUTSIDE else (INSIDE, name) for name in names]
-        has_ends = any(role in (END, SINGLE) for role, _ in pairs)
-        own: Scheme = "bioes" if has_ends else "bio"
+        own: Scheme = "bioes" if any(role in (END, SINGLE) for role, _ in pairs) else "bio"
         if parsed is None:
             own = "plain"
         if scheme not in (None, own) and (scheme, own) != ("iob1", "bio"):
