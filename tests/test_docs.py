@@ -224,6 +224,12 @@ def test_links_lead_to_files_of_the_repository(page: Path) -> None:
     targets = {target for target in re.findall(r"\]\((?!https:)([^)#\s]+)", text) if target != "architecture.svg"}
     missing = [name for name in targets if GENERATED & {*Path(name).parts} or not (page.parent / name).exists()]
     assert missing == []
+    for name, anchor in re.findall(r"\]\((?!https:)([^)#\s]*)#([^)\s]+)\)", text):
+        target = (page.parent / name if name else page).read_text()
+        titles = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", target).lower().replace(",", "")
+        assert anchor in {
+            re.sub(r"[\W_]+", "-", line).strip("-") for line in re.findall("^#+ (.*)", titles, re.MULTILINE)
+        }
 
 
 def test_the_page_of_errors_repeats_messages_that_are_tested() -> None:

@@ -17,6 +17,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.pipeline.build import FinalScores
 from distill_runner.report.result import scores_on_tests, scores_on_validation
 from distill_runner.tasks import make_task
+from distill_runner.tasks.task_splits import TaskSplits
 from helpers.built_runs import Run, student
 from helpers.made_questions import as_json, made_rows
 from helpers.small_runs import Compose
@@ -69,9 +70,9 @@ def test_examples_that_are_used_before_are_no_test_split(data: Path) -> None:
         with pytest.raises(UserError, match=r"task\.test\.final=.*has rows of task\.validation\.dev"):
             make_task(**fields, train="train[75%:]", validation={"dev": other}, test={"final": split})
         optional = make_task(**fields, train="train[75%:]", validation={"dev": other}, test={"final": f"{split}?"})
-        assert optional.with_existing_tests().test == {}
+        assert TaskSplits.resolved(optional).test == {}
     same_file = make_task(**fields, validation={"dev": "validation"}, test={"final": "dev?"})
-    assert same_file.with_existing_tests().test == {}
+    assert TaskSplits.resolved(same_file).test == {}
     with pytest.raises(UserError, match=r"task\.test\.final=train\[:10%\]: has rows of task\.train=train"):
         make_task(**fields, validation={"dev": "validation"}, test={"final": "train[:10%]"})
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from distill_runner.common import terminal
-from distill_runner.common.terminal import Stages, duration
+from distill_runner.common.terminal import Bar, Stages, duration
 
 VALUES = {"lr": 1e-5, "loss": 1.5, "loss/ce": 0.5, "loss/kd": 1.0, "examples_per_second": 123.4}
 SCORES = {"validation/accuracy": 0.91234}
@@ -30,7 +30,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, width: int, **values: Any) -> str:
     rich.live.console = Console(file=screen, width=width, force_terminal=True)
     monkeypatch.setattr(terminal, "_bars", lambda: rich)
     with Stages({"teacher": 2.0, "student": 1.0}) as stages:
-        bar = stages.bar("teacher")
+        bar = Bar(stages, "teacher")
         rich.refresh()
         bar.show({**VALUES, "share_done": 0.1}, 1, 0.1)
         bar.show({**VALUES, "share_done": 0.5, **values}, 5, 0.5)
@@ -66,7 +66,7 @@ def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     clock = iter(range(5, 100, 5))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     with caplog.at_level(logging.INFO), Stages({"teacher": 300.0, "student": 100.0}) as stages:
-        bar = stages.bar("teacher")
+        bar = Bar(stages, "teacher")
         bar.show({**VALUES, "share_done": 0.2}, 2, 0.2)
         bar.show({**VALUES, "share_done": 0.4}, 4, 0.4)
         bar.show(SCORES, 10, 1.0)
@@ -111,7 +111,7 @@ def test_results_are_as_wide_as_the_terminal_and_80_columns_in_a_file(
 def test_a_failure_leaves_no_bar_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Screen())
     stages = Stages({"teacher": 1.0})
-    stages.bar("teacher").show({**VALUES, "share_done": 0.5}, 5, 0.5)
+    Bar(stages, "teacher").show({**VALUES, "share_done": 0.5}, 5, 0.5)
     assert len(stages.rich.tasks) == 1  # type: ignore[union-attr]
     stages.__exit__(KeyboardInterrupt)
     assert stages.rich.tasks == []  # type: ignore[union-attr]

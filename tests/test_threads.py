@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from distill_runner import running
+from distill_runner.common import library_switches
 from distill_runner.common.library_switches import limit_spinning
-from distill_runner.training.devices import available_cpus
+from distill_runner.common.process import available_cpus
 
 COUNT = """
 import sys
 from pathlib import Path
-from distill_runner.training.devices import available_cpus
+from distill_runner.common.process import available_cpus
 for quota in sys.argv[1:]:
     Path("/sys/fs/cgroup/cpu.max").write_text(quota + "\\n")
     print(available_cpus())
@@ -58,8 +58,11 @@ def test_threads_of_a_run(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     monkeypatch.setattr("torch.get_num_threads", lambda: torch_threads)
-    monkeypatch.setattr(running, "available_cpus", lambda: cpus)
-    assert running.num_threads(threads) == expected
+    monkeypatch.setattr(library_switches, "available_cpus", lambda: cpus)
+    taken = list[int]()
+    monkeypatch.setattr("torch.set_num_threads", taken.append)
+    library_switches.limit_threads(threads)
+    assert taken == [expected]
 
 
 @pytest.mark.parametrize(

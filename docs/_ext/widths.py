@@ -35,8 +35,8 @@ def screen(width: int | None) -> str:
     stages = terminal.Stages({"teacher": 2.0, "student": 1.0})
     stages.rich = bars
     with stages:
-        stages.bar("teacher").show({**VALUES, "share_done": 1.0}, 100, 20.0)
-        bar = stages.bar("student")
+        terminal.Bar(stages, "teacher").show({**VALUES, "share_done": 1.0}, 100, 20.0)
+        bar = terminal.Bar(stages, "student")
         bar.show(SCORES, 50, 10.0)
         bar.last_line = -1e9  # a pipe gets a line every 15 seconds
         bar.show({**VALUES, "share_done": 0.5}, 50, 10.0)

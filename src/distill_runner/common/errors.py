@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+MAX_LISTED, MAX_NAME = 12, 40
+"""Names that a message lists, and characters of a name from data."""
+
 
 class UserError(Exception):
     """Mistake in the configuration, the data or the environment, never a bug of the program.
@@ -155,6 +158,17 @@ def format_typed(value: Any) -> str:
         return value
     value = re.sub(r'(\\+)(?="|$)', r"\1\1", value)  # backslashes count only in front of a quotation mark
     return '"' + value.replace('"', '\\"') + '"'
+
+
+def short_list(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    rest = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def listed_names(names: Iterable[str]) -> str:
+    """Return a short list of names from data, each cut after some characters."""
+    return short_list([name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names])
 
 
 def quantity(count: float, noun: str, form: str = "") -> str:

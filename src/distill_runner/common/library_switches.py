@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from distill_runner.common.process import available_cpus, num_launched
+
 REQUEST_SECONDS = 10.0
 """Time limit for a request to the hub that sets no limit itself."""
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
@@ -77,11 +79,16 @@ def computation_mode() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def limit_threads(threads: int) -> None:
-    """Set the number of CPU threads of torch. ``computation_mode`` restores the number at its end."""
+def limit_threads(threads: int | None) -> None:
+    """Set the number of CPU threads of torch; None takes the process's part of the CPUs.
+
+    torch's own default ignores the quota of a container, in which more threads wait for each other.
+    ``computation_mode`` restores the number at its end.
+    """
     import torch
 
-    torch.set_num_threads(threads)
+    share = min(torch.get_num_threads(), available_cpus()) // num_launched("LOCAL_WORLD_SIZE")
+    torch.set_num_threads(threads or max(1, share))
 
 
 def allow_tf32(allowed: bool) -> None:

@@ -168,6 +168,13 @@ def num_launched(variable: str = "WORLD_SIZE") -> int:
     return int(os.environ.get(variable, "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
+def available_cpus() -> int:
+    """Return the number of CPUs that this process may use: by its affinity, and by the quota of its container."""
+    import joblib  # takes 0.1 s
+
+    return int(joblib.cpu_count())
+
+
 @contextmanager
 def pinned_cpus(count: int) -> Iterator[list[int]]:
     """Pin this thread, and threads that it starts, to ``count`` CPUs within the context.

@@ -91,11 +91,6 @@ class Stages(AbstractContextManager["Stages"]):
                 handler.setStream(sys.stderr)
             self.streams.clear()
 
-    def bar(self, stage: str) -> "Bar":
-        """Return the progress bar of a stage that begins; on a terminal the bar is visible at once."""
-        self.complete()
-        return Bar(self, stage)
-
     def complete(self) -> None:
         """Show the bars of stages that have ended as full."""
         if rich := self.rich:
@@ -104,9 +99,10 @@ class Stages(AbstractContextManager["Stages"]):
 
 
 class Bar:
-    """Progress bar of one stage (see ``Stages``)."""
+    """Progress bar of one stage that begins (see ``Stages``); on a terminal it is visible at once."""
 
     def __init__(self, stages: Stages, stage: str) -> None:
+        stages.complete()
         self.stages, self.stage = stages, stage
         self.last_line = 0.0
         self.first: tuple[float, float] | None = None  # time and share of the first report: a stage may resume midway

@@ -250,20 +250,15 @@ def split_mix(z: Tensor) -> Tensor:
 
 
 class DropoutMasks:
-    """Dropout masks of one batch, for the ``seed`` of its update; probabilities are rounded to 1/65536."""
+    """Dropout masks of one batch, for the ``seed`` of its update; probabilities are rounded to 1/65536.
+
+    They are computed on the CPU; a GPU's kernels generate the numbers themselves.
+    """
 
     def __init__(self, seed: int, batch: Batch) -> None:
         examples = split_mix(batch.index * GOLDEN + seed)
         self.tokens = split_mix(examples.repeat_interleave(batch.sequence_lengths) + batch.positions * GOLDEN)
         self.starts = batch.starts
-
-    @classmethod
-    def for_batch(cls, batch: Batch) -> "DropoutMasks | None":
-        """Return the masks of ``batch``, or None if torch's own dropout is used.
-
-        That is the case without ``batch.dropout_seed``, and on a GPU, whose kernels generate the numbers themselves.
-        """
-        return cls(batch.dropout_seed, batch) if batch.dropout_seed is not None and batch.input_ids.is_cpu else None
 
     def drop_features(self, x_RH: Tensor, p: float, site: int, rows_R: Tensor | None = None) -> Tensor:
         """Drop features of the first token of each sequence (R = B), or of all tokens, which padding may follow.

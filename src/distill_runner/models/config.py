@@ -223,11 +223,6 @@ def check_config(config: "PreTrainedConfig", key: str, value: Any) -> None:
     Raises:
         UserError: a field is out of range, two fields do not fit each other, or the model does not fit into memory.
     """
-    if problem := _config_problem(config):
-        raise UserError(key, value, f"its configuration {problem}", "Correct its config.json, or use another model.")
-
-
-def _config_problem(config: Any) -> str | None:
     from transformers.activations import ACT2FN
 
     ranges: list[tuple[Sequence[str], Any, Callable[[Any], bool], str]] = [
@@ -235,15 +230,17 @@ def _config_problem(config: Any) -> str | None:
         (DROPOUTS, int | float, lambda share: 0 <= share < 1, "a number from 0 to below 1"),
         (_ACTIVATIONS, str, lambda name: name in ACT2FN, "a known activation"),
     ]
-    for names, kind, fits, expected in ranges:
-        for name in names:
-            if isinstance(value := getattr(config, name, None), kind) and not fits(value):
-                return f"has {name}={str(value)[:40]}, which is not {expected}"
-    width, heads = getattr(config, "hidden_size", 1), getattr(config, "num_attention_heads", 1)
+    problems = [
+        f"has {name}={str(one)[:40]}, which is not {expected}"
+        for names, kind, fits, expected in ranges
+        for name in names
+        if isinstance(one := getattr(config, name, None), kind) and not fits(one)
+    ]
+    width, heads = getattr(config, "hidden_size", 1), max(getattr(config, "num_attention_heads", 1), 1)
     has_own_size = getattr(config, "head_dim", None) not in (None, width // heads)  # Qwen3 and T5: any number of heads
     inside = getattr(config, "true_hidden_size", width)
-    if inside % heads and not has_own_size:
-        return f"has {heads} heads, which do not divide its width, {width}"
+    if not problems and inside % heads and not has_own_size:
+        problems.append(f"has {heads} heads, which do not divide its width, {width}")
     layers, _, _, inner_width, words = (getattr(config, name, 1) for name in SIZES)
     layers = min(layers, getattr(config, "num_hidden_groups", layers))  # ALBERT shares weights in groups
     rows = words + getattr(config, "max_position_embeddings", 1)
@@ -251,5 +248,7 @@ def _config_problem(config: Any) -> str | None:
     needed += 4 * layers * (4 * inside**2 + 2 * inside * inner_width)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
-        return f"needs {needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:.0f} GB of memory"
-    return None
+        problems.append(f"needs {needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:.0f} GB of memory")
+    if problems:
+        remedy = "Correct its config.json, or use another model."
+        raise UserError(key, value, f"its configuration {problems[0]}", remedy)

@@ -45,7 +45,8 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
     family, own_batch = PACKED[model.config.model_type], batch
     if torch.is_autocast_enabled("cpu"):
         batch = batch.round_up()  # CPU kernels for low precision are compiled for each number of rows
-    masks = DropoutMasks.for_batch(batch) if model.training else None
+    has_masks = model.training and batch.input_ids.is_cpu
+    masks = DropoutMasks(batch.dropout_seed, batch) if has_masks and batch.dropout_seed is not None else None
     call = _PackedCall(model, family, family.layers(model.base_model), batch, own_batch, masks, needs)
     features = Features()
     with torch.set_grad_enabled(torch.is_grad_enabled() and not needs.first_trained):

@@ -15,7 +15,7 @@ from textwrap import shorten
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError, quantity, short_list
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
@@ -26,7 +26,7 @@ from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import StageInputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.stages import METRICS_FILE, Stage, TrimmedTokenizer
 from distill_runner.tasks.scores import TRANSFER
-from distill_runner.tasks.split_account import SplitAccount, data_line, length_counts, lengths_line, short_list
+from distill_runner.tasks.split_account import SplitAccount, data_line, length_counts, lengths_line
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, quantity
+from distill_runner.common.errors import UserError, quantity, short_list
 from distill_runner.datasets.metrics import (
     CLASSIFICATION_METRICS,
     OF_PROBABILITIES,
@@ -24,7 +24,6 @@ from distill_runner.report.prediction_files import NUMBER, Values, label_text
 from distill_runner.tasks.columns import printed_value
 from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.questions.answers import normalize_answer, question_scores
-from distill_runner.tasks.split_account import short_list
 from distill_runner.tasks.tokens.tags import TagSet, complete_names, spelled_parts
 from distill_runner.tasks.vectors.retrieval import ranking_scores
 

@@ -17,9 +17,9 @@ from unicodedata import normalize
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, require_file
+from distill_runner.common.errors import UserError, listed_names, require_file
 from distill_runner.datasets.corpora import CorpusPart
-from distill_runner.datasets.readers.content import listed_names, open_split
+from distill_runner.datasets.readers.content import open_split
 from distill_runner.tasks.columns import as_lists, by_label
 from distill_runner.tasks.decoding import OneClass
 

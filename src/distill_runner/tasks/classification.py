@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, format_typed, override, quantity
+from distill_runner.common.errors import UserError, format_typed, listed_names, override, quantity
 from distill_runner.datasets.metrics import CLASSIFICATION_METRICS
-from distill_runner.datasets.readers.content import SplitTable, listed_names, read_table
+from distill_runner.datasets.readers.content import SplitTable, read_table
 from distill_runner.datasets.readers.dataset import BY_CLASS, parse_split
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.class_names import balanced_weights, class_scores, weights_in_losses

@@ -10,14 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, override
-from distill_runner.datasets.readers.content import (
-    SplitTable,
-    column_names,
-    inspect_columns,
-    listed_names,
-    read_columns,
-)
+from distill_runner.common.errors import UserError, listed_names, override
+from distill_runner.datasets.readers.content import SplitTable, column_names, inspect_columns, read_columns
 from distill_runner.datasets.readers.table import DIGITS, TEXT, is_missing
 
 LABEL = "label"
@@ -61,11 +55,6 @@ _WORD = re.compile(
 # --- Cells
 
 
-def is_empty(value: Any) -> bool:
-    """Return whether a cell of a table holds nothing."""
-    return value == "" or is_missing(value)
-
-
 def distinct(values: list[Any]) -> list[Any]:
     """Return the distinct values in their order; all of them if some are lists."""
     try:
@@ -75,8 +64,8 @@ def distinct(values: list[Any]) -> list[Any]:
 
 
 def is_blank(value: Any) -> bool:
-    """Return whether a cell holds nothing but spaces."""
-    return is_empty(value) or (isinstance(value, str) and not value.strip())
+    """Return whether a cell of a table holds nothing, or only spaces."""
+    return is_missing(value) or (isinstance(value, str) and not value.strip())
 
 
 def numbers(cells: Iterable[Any]) -> np.ndarray:

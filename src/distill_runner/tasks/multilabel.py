@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, format_typed, override
+from distill_runner.common.errors import UserError, format_typed, override, short_list
 from distill_runner.datasets.metrics import MULTILABEL_METRICS
 from distill_runner.datasets.readers.content import SplitTable
 from distill_runner.datasets.readers.table import is_missing
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.class_names import class_scores
-from distill_runner.tasks.columns import as_int, is_empty, printed_value, typed_values
+from distill_runner.tasks.columns import as_int, is_blank, printed_value, typed_values
 from distill_runner.tasks.decoding import LabelSet
-from distill_runner.tasks.split_account import short_list
 from distill_runner.tasks.text import TextTask
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class MultiLabelTask(TextTask):
 
         An example without any label has an empty list, or an empty text if there is a ``separator``.
         """
-        return is_missing(value) or (is_empty(value) and self.separator is None)
+        return is_missing(value) or (is_blank(value) and self.separator is None)
 
     def label_values(self, table: SplitTable) -> list[Any]:
         """Return the values of the label column; of several columns, the list of the cells of each example.
@@ -112,7 +111,7 @@ class MultiLabelTask(TextTask):
         if not set(self.label) <= table.columns.keys():
             return []
         rows = zip(*(typed_values(table, name) for name in self.label), strict=True)
-        return [None if any(map(is_empty, row)) else list(row) for row in rows]
+        return [None if any(map(is_blank, row)) else list(row) for row in rows]
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         """Return float32 (N, C): 1 where an example has the label, else 0."""

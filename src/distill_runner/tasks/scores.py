@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_typed, override, quantity
+from distill_runner.common.errors import UserError, format_typed, override, quantity, short_list
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import compute_metrics
 from distill_runner.datasets.readers.content import SplitTable, read_table
@@ -21,7 +21,6 @@ from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.models.config import normalized_label
 from distill_runner.tasks.columns import by_label, is_blank, numbers, printed_value
 from distill_runner.tasks.decoding import MIN_PROBABILITY, OneClass, fitted_temperature
-from distill_runner.tasks.split_account import short_list
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet

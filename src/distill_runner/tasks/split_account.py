@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import quantity
+from distill_runner.common.errors import MAX_LISTED, quantity, short_list
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.near_copies import near_copies
 from distill_runner.datasets.readers.table import FileRecord, TableRecord
 from distill_runner.tasks.columns import percent
 
-MAX_LISTED = 12
 """Classes, files or columns that a line lists."""
 MANY_BLANK, MANY_SHARED = 0.01, 0.01
 """Shares of texts without words, and of validation images in the training data that would surprise."""
@@ -159,12 +158,6 @@ def _sources(accounts: Mapping[str, SplitAccount]) -> list[str]:
             text += f": {', '.join(f'{other.rows:,} for {name}' for name, other in members.items())}"
         texts.append(text)
     return texts
-
-
-def short_list(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    rest = len(names) - MAX_LISTED
-    return ", ".join(names[:MAX_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def _surprises(

@@ -80,8 +80,6 @@ class Task(TaskSplits):
         single_texts: whether a model reads single texts, also where the task's columns are several texts that are
             compared.
         has_classes: whether the outputs of the head are named classes, which the option ``labels`` lists.
-        inferred_fields: other options that ``resolved`` or ``with_model`` fills in if they are null; ``data_summary``
-            records them.
         unread_files: why a student cannot predict for a file of examples; empty if it can.
         has_token_outputs: whether the head reads tokens, so that an example has several outputs.
         pipeline_tag: name of the ``transformers`` pipeline, and of the hub's task, that runs a model of this type.
@@ -105,7 +103,6 @@ class Task(TaskSplits):
     tokenized: ClassVar[bool] = True
     single_texts: ClassVar[bool] = False
     has_classes: ClassVar[bool] = False
-    inferred_fields: ClassVar[tuple[str, ...]] = ()
     unread_files: ClassVar[str] = ""
 
     @model_validator(mode="before")
@@ -118,14 +115,6 @@ class Task(TaskSplits):
         own = {key: value for key, value in fields.items() if value is not None or key not in foreign}
         default = {"metrics": [next(iter(cls.metric_functions))]} if own.get("metrics", ()) is None else {}
         return own | default
-
-    def resolved(self) -> Self:
-        """Return the task with the fields that are read from its data: names of classes, optional test splits.
-
-        Raises:
-            UserError: the data cannot be read, or do not fit the task.
-        """
-        return self.with_existing_tests()
 
     def with_model(self, sources: Callable[[], Sequence["ModelSource"]]) -> Self:
         """Return the task with the fields that are read from the folder of a model, before ``resolved``.

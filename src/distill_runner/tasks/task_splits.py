@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -27,6 +27,8 @@ class TaskSplits(Dataset):
     """Data of a task: training, validation and test splits, and the data that select the best epoch.
 
     Attributes:
+        inferred_fields: options besides columns and class names that ``resolved`` or ``with_model`` fills in if they
+            are null; ``data_summary`` records them.
         name: name of the task in results and tables. Recipes and published numbers are found by this name.
         version: version of the task; increase it when the meaning of the task changes, so that older stored results
             are not reused.
@@ -52,6 +54,8 @@ class TaskSplits(Dataset):
     Raises:
         UserError: fields contradict each other, a metric is unknown, or ``Dataset`` refuses a field.
     """
+
+    inferred_fields: ClassVar[tuple[str, ...]] = ()
 
     name: str
     version: int = 1
@@ -102,10 +106,13 @@ class TaskSplits(Dataset):
                 raise UserError(f"task.test.{name}", split, problem, remedy)
         return self
 
-    def with_existing_tests(self) -> Self:
-        """Return the task without test splits that are optional and do not exist.
+    def resolved(self) -> Self:
+        """Return the task with the fields that are read from its data, here without optional test splits that are none.
 
-        An optional split that overlaps with a training or validation split does not count as a test split.
+        These do not exist, or overlap with a training or validation split.
+
+        Raises:
+            UserError: the data cannot be read, or do not fit the task.
         """
         if not any(split.endswith(OPTIONAL) for split in self.test.values()):
             return self
@@ -167,6 +174,7 @@ class TaskSplits(Dataset):
             "select_on": self.select_on if len(plain) > 1 or self.select_on == HELD_OUT else plain[0],
             "scored_on": self.scored_splits,
             **held_out,
+            **{name: value for name in self.inferred_fields if (value := getattr(self, name)) is not None},
         }
 
     @property

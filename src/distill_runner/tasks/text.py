@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from distill_runner.common.errors import UserError, format_typed, override
+from distill_runner.common.errors import UserError, format_typed, listed_names, override
 from distill_runner.datasets.near_copies import near_copies, sketches
-from distill_runner.datasets.readers.content import SplitTable, column_names, listed_names, read_table
+from distill_runner.datasets.readers.content import SplitTable, column_names, read_table
 from distill_runner.datasets.readers.dataset import SHUFFLED, parse_split
 from distill_runner.datasets.readers.table import TableRecord, is_missing, recorded_tables, text_of
 from distill_runner.datasets.tokenization import Examples
@@ -29,7 +29,6 @@ from distill_runner.tasks.columns import (
     infer_columns,
     infer_label,
     is_blank,
-    is_empty,
     leak,
     numbers,
     typed_values,
@@ -105,6 +104,7 @@ class TextTask(Task):
     example_fields = SCORE_FIELDS | frozenset(
         {"columns", "label", "labels", "type", "max_length", "version", "example_weight", "leaks"}
     )
+    inferred_fields: ClassVar[tuple[str, ...]] = ("gold",)
     weighs_examples: ClassVar[bool] = True
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     problem_type: ClassVar[ProblemType] = "regression"
@@ -307,15 +307,11 @@ class TextTask(Task):
                 is_leak[near_copies(own, others)[0]] = True
         return is_leak
 
-    @property
-    def data_summary(self) -> dict[str, Any]:
-        return super().data_summary | ({"gold": self.gold} if self.gold not in (None, "all") else {})
-
     # Labels
 
     def is_unlabeled(self, value: Any) -> bool:
         """Return whether a value of the label column means that the label is missing."""
-        return is_empty(value)
+        return is_blank(value)
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         """Return the labels in the form that the losses use, one row for each example.
@@ -365,7 +361,7 @@ class TextTask(Task):
             UserError: labels are missing, in a test split only some of them; or a label cannot be encoded.
         """
         values, key = self.label_values(table), self.label
-        if self.is_test(split) and all(is_empty(value) or value == -1 for value in values):
+        if self.is_test(split) and all(is_blank(value) or value == -1 for value in values):
             return None
         if not values:
             problem = f"split '{split}' has no labels (task.gold={self.gold})"

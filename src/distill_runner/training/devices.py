@@ -36,13 +36,6 @@ _CLAIMS: list[BaseFileLock] = []
 """Locks of this process on GPUs, which the kernel frees when the process ends, however it ends."""
 
 
-def available_cpus() -> int:
-    """Return the number of CPUs that this process may use: by its affinity, and by the quota of its container."""
-    import joblib  # takes 0.1 s
-
-    return int(joblib.cpu_count())
-
-
 def cpu_has_bf16() -> bool:
     """Return whether the CPU has instructions for bf16 products; other CPUs need many instructions for one."""
     return any(available for name, available in torch.cpu.get_capabilities().items() if "bf16" in name)

@@ -112,7 +112,7 @@ class GridSweeper(Sweeper):
         Raises:
             UserError: the setting is not a whole number, or 0.
         """
-        from distill_runner.training.devices import available_cpus
+        from distill_runner.common.process import available_cpus
 
         launcher = self.config.hydra.launcher
         name = next((key for key in ("n_jobs", "array_parallelism") if launcher.get(key) is not None), None)

@@ -6,7 +6,7 @@ there in a ``TableRecord``.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, format_typed, override
+from distill_runner.common.errors import UserError, format_typed, listed_names, override
 from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.library_switches import quiet_datasets
 from distill_runner.datasets import embedded
@@ -64,7 +64,6 @@ from distill_runner.datasets.readers.table import (
 )
 from distill_runner.datasets.readers.text_files import ConllReader, JsonReader, PlainTextReader, TextFile, is_conll
 
-MAX_NAMES, MAX_NAME = 12, 40
 """Columns in messages, and characters of their names. A file without a line of names has its first texts there."""
 LARGER_PART = "Use a larger part, as in train[:90%], train[90%:] or train[~:90%]."
 
@@ -317,12 +316,6 @@ def _empty_split(data: Dataset, split: str, origin: str) -> UserError:
     if Path(data.dataset).is_file():
         key, value = f"{data.key}.dataset", data.dataset
     return UserError(key, value, f"the split is empty ({origin})", "Download or write it again.")
-
-
-def listed_names(names: Sequence[str]) -> str:
-    """Return names of columns for a message: the first ones, each cut after some characters."""
-    short = [name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..." for name in names[:MAX_NAMES]]
-    return ", ".join(short) + (f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else "")
 
 
 # Fingerprints, and rows that two splits share

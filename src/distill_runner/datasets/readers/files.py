@@ -39,7 +39,7 @@ OTHER_FORMATS = {
 FORMAT_NAMES = ", ".join(DATA_FORMATS)
 
 _SYNONYMS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
-_SHARD = re.compile(r"(?P<name>.*)-(?P<number>\d+)-of-(?P<count>\d+)")
+_SHARD = re.compile(r"-(?P<number>\d+)-of-(?P<count>\d+)$")
 
 
 def file_format(path: Path) -> str | None:
@@ -127,10 +127,10 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
         return matches
     names = next((names for names in _SYNONYMS if split in names), (split,))
     for path in _entries(folder):
-        if path.suffix.lower() in OTHER_FORMATS and _without_shard(path.name.partition(".")[0]) in names:
+        if path.suffix.lower() in OTHER_FORMATS and _SHARD.sub("", path.name.partition(".")[0]) in names:
             problem = f"{path.name} in {folder} is of a format that is not read"
             raise UserError(data.split_key(split), split, problem, OTHER_FORMATS[path.suffix.lower()])
-    available = sorted({_without_shard(_stem(file)) for file in _data_files(folder)} | set(_image_splits(folder)))
+    available = sorted({_SHARD.sub("", _stem(file)) for file in _data_files(folder)} | set(_image_splits(folder)))
     raise missing_split(data, split, available, str(folder))
 
 
@@ -181,7 +181,7 @@ def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
         matches = matches or [file for file in files if f"{_stem(file)}-".casefold().startswith(beginning.casefold())]
     if not matches:
         return _arrow_files(folder / name) or _checked(_image_entries(folder / name), data, split)
-    shards = [shard for file in matches if (shard := _SHARD.fullmatch(_stem(file)))]
+    shards = [shard for file in matches if (shard := _SHARD.search(_stem(file)))]
     counts, numbers = {int(shard["count"]) for shard in shards}, {int(shard["number"]) for shard in shards}
     has_whole = any(_stem(file).casefold() == name.casefold() for file in matches)
     has_backup = has_whole or len(shards) not in (0, len(matches)) or len(counts) > 1
@@ -247,14 +247,9 @@ def unread_siblings(data: Dataset, names: Iterable[str]) -> list[str]:
     """
     read_names = {Path(name).name for name in names}
     folder = local_data(data) if read_names else None
-    stems = tuple(_without_shard(name.partition(".")[0]).casefold() for name in read_names)
+    stems = tuple(_SHARD.sub("", name.partition(".")[0]).casefold() for name in read_names)
     files = [path.name for path in _entries(folder) if file_format(path)] if folder else []
     return [name for name in files if name not in read_names and name.casefold().startswith(stems)]
-
-
-def _without_shard(name: str) -> str:
-    shard = _SHARD.fullmatch(name)
-    return shard["name"] if shard else name
 
 
 def file_names(files: Sequence[Path]) -> str:

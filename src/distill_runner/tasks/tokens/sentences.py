@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, override
-from distill_runner.datasets.readers.content import SplitTable, listed_names
+from distill_runner.common.errors import UserError, listed_names, override
+from distill_runner.datasets.readers.content import SplitTable
 from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, is_missing, text_of
 from distill_runner.datasets.readers.text_files import WordLines
 from distill_runner.models.metadata import status_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from distill_runner.common.errors import UserError, format_typed, override, quantity
+from distill_runner.common.errors import UserError, format_typed, override, quantity, short_list
 from distill_runner.common.schema import Assumption
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import require_finite
@@ -19,7 +19,7 @@ from distill_runner.datasets.readers.table import LIST, TableRecord
 from distill_runner.models.config import Head
 from distill_runner.tasks.class_names import balanced_weights, check_names, names_as_text, weights_in_losses
 from distill_runner.tasks.columns import as_int
-from distill_runner.tasks.split_account import SplitAccount, short_list
+from distill_runner.tasks.split_account import SplitAccount
 from distill_runner.tasks.task import ExamplePredictions, Task
 from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.tasks.tokens.sentences import (
@@ -302,10 +302,6 @@ class TokensTask(Task):
 
     def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
         return sketches(examples.texts)
-
-    @property
-    def data_summary(self) -> dict[str, Any]:
-        return super().data_summary | {"scheme": self.scheme}
 
     @property
     def head(self) -> Head:

@@ -26,7 +26,7 @@ from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Similarity
 from distill_runner.tasks.columns import numbers
 from distill_runner.tasks.split_account import SplitAccount
-from distill_runner.tasks.task_splits import NO_SPLIT, OPTIONAL
+from distill_runner.tasks.task_splits import NO_SPLIT, OPTIONAL, TaskSplits
 from distill_runner.tasks.vectors.task import CHARACTERS, VECTOR_REMEDY, VectorTask, read_vectors
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class RetrievalTask(VectorTask):
         return super().served_prompt()
 
     def resolved(self) -> Self:
-        return self.with_existing_tests().model_copy(update={"columns": [TEXT]})
+        return TaskSplits.resolved(self).model_copy(update={"columns": [TEXT]})
 
     def has_files(self, split: str) -> bool:
         return self._file(split).is_file()

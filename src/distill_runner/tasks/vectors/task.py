@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError, format_typed, override
+from distill_runner.common.errors import UserError, format_typed, listed_names, override
 from distill_runner.common.files import file_sha256
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import METRICS, ratio, require_finite
-from distill_runner.datasets.readers.content import SplitTable, inspect_columns, listed_names, read_table
+from distill_runner.datasets.readers.content import SplitTable, inspect_columns, read_table
 from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head, Similarity, VectorOptions
-from distill_runner.tasks.columns import is_empty, text_candidates
+from distill_runner.tasks.columns import is_blank, text_candidates
 from distill_runner.tasks.regression import encode_scores
 from distill_runner.tasks.scores import Scores
 from distill_runner.tasks.task_splits import HELD_OUT
@@ -141,10 +141,6 @@ class VectorTask(TextTask):
     def _values_of(self, folder: "SentenceFolder | None") -> dict[str, str]:
         """Return the fields of prompts as ``encode`` of sentence-transformers takes them from a folder."""
         return {"prompt": folder.prompts.get(folder.default_prompt or "", "") if folder else ""}
-
-    @property
-    def data_summary(self) -> dict[str, Any]:
-        return super().data_summary | {name: getattr(self, name) for name in self.inferred_fields}
 
     def served_prompt(self) -> str:
         if any(self.prompts.values()) and self.include_prompt is False and self.pooling != "last":
@@ -308,7 +304,7 @@ class EmbeddingsTask(VectorTask):
 
     def encoded_labels(self, table: SplitTable, split: str) -> np.ndarray | None:
         values = self.label_values(table)
-        if not self._is_training(split) or (values and not any(map(is_empty, values))):
+        if not self._is_training(split) or (values and not any(map(is_blank, values))):
             return super().encoded_labels(table, split)
         return None
 
