@@ -97,5 +97,6 @@ def _with_example(folder: Path, program: str, task: Task) -> str:
     call, names = task.served_call.format(inputs=[task.served_example]), dict[str, Any]()
     with chdir(folder):
         exec(program, names)
-        rounded = re.sub(r"-?\d+\.\d{5,}(e-?\d+)?", lambda match: f"{float(match[0]):.4f}", repr(eval(call, names)))
+        reply = repr(eval(call, names))
+    rounded = re.sub(r"-?\d+\.\d{5,}(e-?\d+)?", lambda match: f"{float(match[0]):.4f}", reply)
     return f"{program}\n\nprint({call})\n# {rounded}\n"

@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import combinations
 from typing import Any
 
@@ -252,12 +253,9 @@ def infer_texts(
     elif len(options) == 2:
         problem += ", or both: they are not named as a pair, such as sentence1 and sentence2"
     plain = [name for name in options if name not in leaks] or options
-    remedy = override("task.columns", plain[:1])
-    if pairs := [*filter(None, map(as_pair, combinations(plain, 2)))]:
-        remedy = override("task.columns", pairs[0])
-        for two in pairs[1:]:
-            remedy += " or " + override("task.columns", two)
-    elif len(options) > 1:
+    pairs = [override("task.columns", pair) for pair in filter(None, map(as_pair, combinations(plain, 2)))]
+    remedy = reduce(lambda text, pair: text + " or " + pair, pairs or [override("task.columns", plain[:1])])
+    if not pairs and len(options) > 1:
         remedy += ", or two of them: " + override("task.columns", options[:2])
     raise UserError("task.columns", None, problem, remedy)
 
