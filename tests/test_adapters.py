@@ -16,20 +16,13 @@ from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError
 from distill_runner.models.build import build
-from distill_runner.models.config import Head, ModelConfig
+from distill_runner.models.config import ModelConfig
 from distill_runner.models.sources import ModelSource, resolve_source
 from distill_runner.models.weights import read_report
+from helpers.classifiers import HEAD, SIZES
 from helpers.command import distill_run
 from helpers.lora import has_peft, merged_query, peft, save_adapter
 
-HEAD = Head("AutoModelForSequenceClassification", ("no", "yes"), 2, "single_label_classification", "rte")
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 20,
-}
 QUERY = "bert.encoder.layer.{}.attention.self.query.weight"
 
 

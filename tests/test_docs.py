@@ -225,11 +225,9 @@ def test_links_lead_to_files_of_the_repository(page: Path) -> None:
     missing = [name for name in targets if GENERATED & {*Path(name).parts} or not (page.parent / name).exists()]
     assert missing == []
     for name, anchor in re.findall(r"\]\((?!https:)([^)#\s]*)#([^)\s]+)\)", text):
-        target = (page.parent / name if name else page).read_text()
-        titles = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", target).lower().replace(",", "")
-        assert anchor in {
-            re.sub(r"[\W_]+", "-", line).strip("-") for line in re.findall("^#+ (.*)", titles, re.MULTILINE)
-        }
+        text = (page.parent / name if name else page).read_text().lower().replace(",", "")
+        titles = re.findall("^#+ (.*)", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text), re.MULTILINE)
+        assert anchor in {re.sub(r"[\W_]+", "-", title).strip("-") for title in titles}
 
 
 def test_the_page_of_errors_repeats_messages_that_are_tested() -> None:

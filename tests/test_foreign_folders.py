@@ -52,9 +52,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Export:
 
 def label(file: Path, model: Path) -> Path:
     """Replace the labels in ``file`` by the model's predictions, so that no form of the model is better than torch."""
-    predictions = pandas.read_csv(io.StringIO(str(ModelFolder.read(str(model)).predict_file(file, "cpu")[0])))
-    rows = pandas.read_json(file, lines=True).assign(label=predictions["prediction"])
-    rows.to_json(file, orient="records", lines=True)
+    own = pandas.read_csv(io.StringIO(str(ModelFolder.read(str(model)).predict_file(file, "cpu")[0])))
+    pandas.read_json(file, lines=True).assign(label=own["prediction"]).to_json(file, orient="records", lines=True)
     return file
 
 

@@ -14,18 +14,10 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 
 from distill_runner.common.errors import UserError
 from distill_runner.models.build import build
-from distill_runner.models.config import Head, ModelConfig
+from distill_runner.models.config import ModelConfig
 from distill_runner.models.sources import resolve_source
 from distill_runner.models.weights import WeightsReport, read_report
-
-HEAD = Head("AutoModelForSequenceClassification", ("no", "yes"), 2, "single_label_classification", "rte")
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 20,
-}
+from helpers.classifiers import HEAD, SIZES
 
 
 @pytest.fixture(scope="module")

@@ -131,23 +131,15 @@ def _write_half(save: Callable[..., Any], state: Any, file: Path, **options: Any
 
 
 @dataclass(frozen=True)
-class NoFileAbove:
-    """A file that grows above so many bytes cannot be written, as on a disk that is full."""
+class Limited:
+    """The process has a limit: ``RLIMIT_FSIZE`` in bytes, as on a full disk, or ``RLIMIT_NOFILE``, of open files."""
 
-    num_bytes: int
-
-    def __call__(self) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.num_bytes, resource.RLIM_INFINITY))
-
-
-@dataclass(frozen=True)
-class FewFiles:
-    """A process may have only so many open files."""
-
+    name: str
     number: int
 
     def __call__(self) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (self.number, self.number))
+        kind = getattr(resource, self.name)
+        resource.setrlimit(kind, (self.number, resource.getrlimit(kind)[1]))
 
 
 def exit_in_training() -> None:

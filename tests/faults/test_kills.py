@@ -17,7 +17,7 @@ import pytest
 
 from distill_runner.pipeline.store import MANIFEST, is_complete
 from faults import forked
-from faults.forked import LONG, FewFiles, KilledAt, NoFileAbove, exit_in_training
+from faults.forked import LONG, KilledAt, Limited, exit_in_training
 
 pytestmark = pytest.mark.faults
 KILLS, KILLS_OF_SWEEPS, FLIPS = (30, 4, 60) if LONG else (2, 0, 2)
@@ -171,7 +171,7 @@ def test_a_manifest_of_another_shape_is_no_manifest(tmp_path: Path, content: str
 def test_a_full_disk_is_said_in_two_lines(
     command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str], num_bytes: int
 ) -> None:
-    ended = forked.run(tmp_path, command, NoFileAbove(num_bytes))
+    ended = forked.run(tmp_path, command, Limited("RLIMIT_FSIZE", num_bytes))
     if ended.code == 0:
         pytest.skip("no file is that large")
     tally["full disks"] += 1
@@ -247,7 +247,7 @@ def test_an_interruption_between_two_stages_is_one_line(
 def test_too_many_open_files_are_two_lines(
     command: tuple[str, ...], undisturbed: tuple[Path, float], tmp_path: Path, tally: Counter[str], limit: int
 ) -> None:
-    ended = forked.run(tmp_path, command, FewFiles(limit))
+    ended = forked.run(tmp_path, command, Limited("RLIMIT_NOFILE", limit))
     tally["few files"] += 1
     if ended.code:
         assert ended.code == 1, ended.text

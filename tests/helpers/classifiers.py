@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from distill_runner.models.config import Head
 from distill_runner.tasks import make_task
 
 TASK = make_task(
@@ -22,6 +23,8 @@ TASK = make_task(
 )
 SCORES = make_task(**TASK.model_dump() | {"labels": None, "type": "regression", "metrics": ["pearson"]})
 """Tasks of three classes and of scores; their data are not read."""
+HEAD = Head("AutoModelForSequenceClassification", ("no", "yes"), 2, "single_label_classification", "rte")
+SIZES = dict[str, Any](hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16, vocab_size=20)
 
 
 def save_classifier(folder: Path, family: str, tokenizer: Path, settings: Mapping[str, Any], seed: int) -> Path:
