@@ -15,7 +15,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from distill_runner.common.errors import UserError
 from distill_runner.models.build import build
 from distill_runner.models.config import Head, ModelConfig
-from distill_runner.models.metadata import OF_ENCODERS, REFUSED, REPORTED, key_statuses, status_of, unread_keys
+from distill_runner.models.metadata import KEYS, OF_ENCODERS, REFUSED, REPORTED, status_of, unread_keys
 from distill_runner.models.sources import METADATA_FILES, resolve_source
 from distill_runner.tasks import make_task
 from helpers.families import FAMILIES, config_of
@@ -128,7 +128,7 @@ def test_each_key_of_sentence_transformers_has_a_place() -> None:
 
 def odd_keys() -> Iterator[tuple[str, str, str]]:
     """Each file of the table with a key that has another value than the one assumed, and with a key in no list."""
-    for file, statuses in key_statuses().items():
+    for file, statuses in KEYS.items():
         if all("*" not in keys for keys in statuses.get("harmless", {}).values()):
             yield file, "a_new_key", REPORTED
         for status in (status for status in (REFUSED, OF_ENCODERS, REPORTED) if status in statuses):
@@ -144,7 +144,7 @@ def test_a_value_that_is_not_assumed_is_refused_or_named(file: str, key: str, st
         return
     with pytest.raises(UserError, match=rf'model\.source=m: {file} has {key}={{"odd": 1}}, which is not read'):
         unread_keys(content, file, "m")
-    for assumed in key_statuses()[file][status][key]:
+    for assumed in KEYS[file][status][key]:
         assert unread_keys({key: assumed}, file, "m") == []
     if status == OF_ENCODERS:
         assert unread_keys(content, file, "m", is_encoder=False) == []

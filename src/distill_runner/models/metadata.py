@@ -3,7 +3,6 @@
 import json
 from collections.abc import Collection
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,11 @@ import yaml
 
 from distill_runner.common.errors import UserError
 
-TABLE = Path(__file__).with_name("metadata.yaml")
+KEYS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("metadata.yaml").read_text(encoding="utf-8"))
+"""What becomes of each key, by file and status."""
 REFUSED, OF_ENCODERS, REPORTED = "refused", "refused of encoders", "named"
 MAX_VALUE = 40
 """Characters of a value in messages."""
-
-
-@cache
-def key_statuses() -> dict[str, dict[str, Any]]:
-    """Return what becomes of each key, by file and status."""
-    content: dict[str, dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-    return content
 
 
 def status_of(kind: str, key: str) -> tuple[str, list[Any]]:
@@ -30,7 +23,7 @@ def status_of(kind: str, key: str) -> tuple[str, list[Any]]:
     Args:
         kind: file of the table, such as ``config.json``.
     """
-    for status, entries in key_statuses()[kind].items():
+    for status, entries in KEYS[kind].items():
         if status in (REFUSED, OF_ENCODERS, REPORTED):
             if key in entries:
                 return status, entries[key]
