@@ -118,10 +118,11 @@ def test_the_tracker_that_the_documentation_registers(
         TrackerConfig(name="trackyo")
 
 
-def test_an_agent_of_a_sweep_chooses_the_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_of_a_sweep_chooses_the_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     import wandb
 
-    init = Mock(return_value=Mock(url="u", dir=str(tmp_path)))
+    caplog.set_level("INFO")
+    init = Mock(return_value=Mock(url=None, disabled=True, dir=str(tmp_path)))
     monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setattr(wandb, "setup", lambda *_: None)
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -130,6 +131,7 @@ def test_an_agent_of_a_sweep_chooses_the_id(tmp_path: Path, monkeypatch: pytest.
             monkeypatch.setenv(name, value)
         with open_tracker(TrackerConfig(name="wandb"), tmp_path, "0a1b", {"seed": 1}, "distill"):
             pass
+    assert caplog.messages == ["W&B: off, by WANDB_MODE"] * 2, "nothing is there to be synchronized"
     own, agents = (call.kwargs for call in init.call_args_list)
     assert (own["id"], own["resume"], own["config"]) == ("0a1b", "allow", {"seed": 1})
     assert (agents["id"], agents["resume"], agents["config"]) == ("agents", None, {"seed": 1, "key": "0a1b"})

@@ -247,10 +247,13 @@ class WandbTracker(Tracker):
                 self.run = start("offline")
             except Exception as offline_error:
                 problem = " ".join(str(offline_error).partition("[type=")[0].split())
-                raise UserError("tracker", config.name, problem, "See your variables WANDB_*.") from offline_error
+                raise UserError(
+                    "tracker", config.name, problem, "See tracker.* and WANDB_* of yours."
+                ) from offline_error
         # A separate step is the x axis: W&B drops points whose built-in step goes back, as in a resumed run.
         self.run.define_metric("*", step_metric="step")
-        log.info("W&B: %s", self.run.url or f"wandb sync {Path(self.run.dir).parent}")
+        sync = "off, by WANDB_MODE" if self.run.disabled else f"wandb sync {Path(self.run.dir).parent}"
+        log.info("W&B: %s", self.run.url or sync)
 
     def log(self, values: Values, *, step: int, epoch: float | None = None) -> None:
         self.run.log(point(values, step, epoch))
