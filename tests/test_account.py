@@ -214,8 +214,7 @@ def test_classes_that_are_never_predicted_are_named() -> None:
 
 def test_a_folder_holds_one_student(compose: Compose, tmp_path: Path) -> None:
     """On changed data, the curve went on from the other run's, and its exported files stayed beside new weights."""
-    options = ["method=nkd", "optim.max_steps=2", "student.num_layers=1", "runtime.log_every=1"]
-    options.append(f"store.dir={tmp_path}")
+    options = "method=nkd", "optim.max_steps=2", "student.num_layers=1", "runtime.log_every=1", f"store.dir={tmp_path}"
     run_stage(compose(*options), tmp_path, SETTINGS)
     count = len((tmp_path / "metrics.jsonl").read_text().splitlines())
     (tmp_path / "model" / "onnx").mkdir()

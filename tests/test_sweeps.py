@@ -118,8 +118,7 @@ def test_rungs() -> None:
 )
 def test_points_without_scores_of_epochs_cannot_be_halved(epochs: int | None, schedule: Any, said: str) -> None:
     config = SimpleNamespace(optim=SimpleNamespace(epochs=epochs), method=SimpleNamespace(schedule=schedule))
-    stage: Any = SimpleNamespace(config=config)
-    point = GridPoint((), Path(), "0a1b", {}, stage=stage)
+    point = GridPoint((), Path(), "0a1b", {}, stage=Mock(config=config))
     with pytest.raises(UserError, match=said):
         require_points(Grid(lambda _: point, [point]), 2)
 

@@ -90,8 +90,7 @@ def halve(
 
 
 def _survivors(cell: Cell, rung: int, factor: int) -> Cell:
-    with_scores = [[point for point in setting if _scores(point)] for setting in cell]
-    scored = [setting for setting in with_scores if setting]
+    scored = [*filter(None, ([point for point in setting if _scores(point)] for setting in cell))]
     best = survivors([[*map(_scores, setting)] for setting in scored], rung, factor)
     ties = ", because some tie" if len(best) > ceil(len(scored) / factor) else ""
     name = label(cell[0][0].names)
