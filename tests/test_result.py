@@ -177,7 +177,7 @@ def test_published_numbers_stand_beside_the_data_of_their_paper(
 ) -> None:
     """A folder of one's own, named rte, had RTE's printed number; so had ten training examples, without a remark."""
     facts = {("rte", "train"): (20, ""), ("rte", "dev"): (6, published.labels_digest(np.array(LABELS)))}
-    monkeypatch.setattr(published, "_splits", lambda: facts)
+    monkeypatch.setattr(published, "scored_sizes", lambda: facts)
     run = compose("task=rte", "method=rkd", "student.num_layers=4", tiny=False)
     config = SimpleNamespace(task=run.stages["student"].task, transfer=None)
     part = SimpleNamespace(config=config, task=config.task, share=share, all_upstream=())

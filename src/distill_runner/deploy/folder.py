@@ -163,7 +163,8 @@ class ModelFolder:
         if encoding is not None and not is_text_encoding(encoding):
             raise UserError("--encoding", encoding, "there is no such encoding of text", "Such as cp1252 or utf-16.")
         if self.task.unread_files:
-            raise UserError("folder", self.name, self.task.unread_files, f"SentenceTransformer('{self.model}') does.")
+            remedy = f"SentenceTransformer('{self.model}') encodes texts."
+            raise UserError("folder", self.name, self.task.unread_files, remedy)
         # A single file is the split ``train``. Labels, which the file need not have, are not read.
         data = {"dataset": str(file), "config": None, "train": "", "test": {TEST: "train"}, "validation": {}}
         fields: dict[str, Any] = {**data, "label": "", "encoding": encoding}
