@@ -247,9 +247,8 @@ class WandbTracker(Tracker):
                 self.run = start("offline")
             except Exception as offline_error:
                 problem = " ".join(str(offline_error).partition("[type=")[0].split())
-                raise UserError(
-                    "tracker", config.name, problem, "See tracker.* and WANDB_* of yours."
-                ) from offline_error
+                remedy = "See your options tracker.* and variables WANDB_*."
+                raise UserError("tracker", config.name, problem, remedy) from offline_error
         # A separate step is the x axis: W&B drops points whose built-in step goes back, as in a resumed run.
         self.run.define_metric("*", step_metric="step")
         sync = "off, by WANDB_MODE" if self.run.disabled else f"wandb sync {Path(self.run.dir).parent}"
