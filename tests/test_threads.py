@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from distill_runner.common import library_switches
-from distill_runner.common.library_switches import limit_spinning
 from distill_runner.common.process import available_cpus
 
 COUNT = """
@@ -76,5 +75,5 @@ def test_waiting_threads_spin_briefly(
         monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
-    limit_spinning()
+    library_switches.limit_spinning()
     assert (os.environ.get("GOMP_SPINCOUNT"), os.environ["HF_DEACTIVATE_ASYNC_LOAD"]) == (expected, "1")

@@ -141,6 +141,9 @@ def test_weights_of_dense_layers_are_read_in_either_form_and_checked(tmp_path: P
     file.unlink()
     torch.save(weights, pickled)  # of before sentence-transformers 3
     assert np.array_equal(own_vectors(folder, tmp_path / "again")[1], vectors)
+    (folder / "config.json").write_text((folder / "config.json").read_text().replace('size": 16', 'size": 8'))
+    with pytest.raises(UserError, match="a dense layer reads 16 numbers, of which there are 8"):
+        ModelFolder.read(str(folder))
     torch.save(weights | {"linear.weight": weights["linear.weight"].T}, pickled)
     with pytest.raises(UserError, match="2_Dense lacks its weights, or has those of other sizes"):
         own_vectors(folder, tmp_path / "none")

@@ -298,6 +298,11 @@ def _pooled_modules(
             layers.append(_dense(folder / entry["path"], name) if kind == "Dense" else None)
         elif kind != "Dropout":  # does nothing in evaluation
             raise UserError(".model.source", name, f"has a module {kind}, which is not read", _REMEDY)
+    width = read_json(folder / CONFIG).get("hidden_size")  # some families have another name for it
+    for dense in filter(None, layers):
+        if width not in (None, dense.in_features):
+            raise ValueError(f"a dense layer reads {dense.in_features} numbers, of which there are {width}")
+        width = dense.out_features
     return VectorModules(_NAMES[mode], bool(pooling.get("include_prompt", True)), tuple(layers))
 
 
