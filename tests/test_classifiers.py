@@ -27,6 +27,7 @@ from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store
 from distill_runner.tasks import make_task
 from distill_runner.tasks.decoding import class_loss
+from helpers.classifiers import TASK as THREE_CLASSES
 from helpers.classifiers import save_classifier
 
 Compose = Callable[..., RunConfig]
@@ -59,16 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """Sizes of a tiny model; its texts end with the token 3, [SEP] of the tokenizer, which T5 and BART read as the end."""
-TASK = make_task(
-    name="tiny",
-    dataset="nowhere",
-    columns=["text"],
-    labels=["no", "yes"],
-    metrics=["accuracy"],
-    max_length=48,
-    epochs=1,
-    validation={"validation": "validation"},
-)
+TASK = make_task(**THREE_CLASSES.model_dump() | {"labels": ["no", "yes"]})
 
 
 def classifier(folder: Path, family: str, tokenizer: Path, labels: Sequence[str] = ("yes", "no"), **more: Any) -> Path:

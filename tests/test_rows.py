@@ -220,6 +220,15 @@ def test_a_teacher_is_told_by_its_seed() -> None:
     assert {cell.kind for _, _, cell in table.cells} == {""}
 
 
+def test_seeds_that_have_a_teacher_each_are_one_row() -> None:
+    """Their mean is over teachers; a further student of one of these teachers shows that it is not so."""
+    runs = [point(score=0.6 + seed / 100, seed=seed, teacher_seed=seed) for seed in (1, 2, 3)]
+    (cells,) = tabulate(runs).rows.values()
+    assert cells["rte"].points[0].spread.mean == pytest.approx(62)
+    names = [f"alp all, teacher seed {seed}" for seed in (1, 2, 3)]
+    assert [*tabulate([*runs, point(seed=4, teacher_seed=1)]).rows] == names
+
+
 @pytest.mark.parametrize("split", ["test", "validation"])
 def test_the_number_of_a_teacher_is_of_the_split_of_the_run(split: str) -> None:
     used = {"train": "train", "validation": {split: split}, "select_on": split, "scored_on": [split]}

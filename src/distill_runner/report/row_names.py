@@ -70,8 +70,8 @@ def row_names(
         split: settings of a grid that separate rows.
     """
     keys, facets, rows, choices = list[RowKey](), list[Facets](), dict[RowKey, Facets](), dict[Hashable, Any]()
-    for result, place in zip(results, places or [None] * len(results), strict=True):
-        identity = identity_of(result)
+    identities = _with_own_teachers(results)
+    for result, identity, place in zip(results, identities, places or [None] * len(results), strict=True):
         key = RowKey(label(result), result["task"], place, None)
         if identity:
             own = {name: value for name, value in identity.grid.items() if name in split}
@@ -97,6 +97,24 @@ def row_names(
         is_taken = key not in names and any(row.task == key.task and names[row] == key.method for row in rows)
         of_runs.append(names.get(key, f"{key.method}, settings unknown" if is_taken else key.method))
     return of_runs
+
+
+def _with_own_teachers(results: Sequence[Result]) -> list[Identity | None]:
+    """Return the identities of results, without the seeds of teachers where each seed has a teacher of its own.
+
+    That is where all runs that otherwise are seeds of one row have ``teacher.seed=${seed}``: their mean is over both.
+    """
+    identities, groups = [identity_of(result) for result in results], dict[Hashable, list[int]]()
+    rows = [dict(identity.row) if identity else {} for identity in identities]
+    seeds = [{row.pop(name) for name in [*row] if name.endswith(".seed")} for row in rows]
+    for number, (result, row) in enumerate(zip(results, rows, strict=True)):
+        groups.setdefault((label(result), result["task"], frozenset(row.items())), []).append(number)
+    for group in groups.values():
+        own = [(number, identity) for number in group if (identity := identities[number])]
+        if len(own) > 1 and all(seeds[number] == {identity.seeds.get("seed")} for number, identity in own):
+            for number, identity in own:
+                identities[number] = replace(identity, row=rows[number])
+    return identities
 
 
 def differences(first: Result, second: Result) -> list[str]:
