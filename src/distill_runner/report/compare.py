@@ -183,7 +183,7 @@ def compare_rows(
         if own := sorted(stage for stage, key in of_row if (stage, key) not in shared):
             fixed_stages[name] = own
             remarks.append(f"seeds of the last stage only: those of {name} share one {' and one '.join(own)}")
-    if settings := differences(*(cell.runs[0] for cell in cells.values())):
+    if settings := differences(*(min(cell.runs, key=lambda run: run["seed"]) for cell in cells.values())):
         remarks.append(f"they differ in {', '.join(settings)}")
     return replace(comparison, remarks=(*comparison.remarks, *remarks), fixed_stages=fixed_stages)
 
