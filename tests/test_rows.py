@@ -227,8 +227,7 @@ def test_seeds_that_have_a_teacher_each_are_one_row() -> None:
     assert [cells["rte"].value for cells in tabulate(runs).rows.values()] == [pytest.approx(62)]
     others = [point(seed=seed, teacher_seed=seed, method="rkd", mapping=None) for seed in (3, 2, 1)]
     assert "teacher seed" not in str(compare(tabulate([*runs, *others]), ["alp all", "rkd"]))
-    names = [f"alp all, teacher seed {seed}" for seed in (1, 2, 3)]
-    assert [*tabulate([*runs, point(seed=4, teacher_seed=1)]).rows] == names
+    assert len(tabulate([*runs, point(seed=4, teacher_seed=1)]).rows) == 3
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])

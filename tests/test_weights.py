@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,16 @@ def test_a_missing_part_of_the_weights_is_named_by_a_plan(base: Path, tmp_path: 
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
     with pytest.raises(UserError, match=r"lacks model-00002-of-00002.safetensors"):
         report_of(folder)
+
+
+def test_an_interrupt_that_a_library_turns_into_an_error_is_one(tiny_bert_folder: Path) -> None:
+    """As torch does in the middle of a tensor: it was told as a model whose files are to be repaired."""
+
+    def from_pretrained(*_: Any, **__: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise TypeError("could not determine the shape of object type 'torch.storage.UntypedStorage'") from None
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_source(str(tiny_bert_folder)).load(from_pretrained)

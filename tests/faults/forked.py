@@ -138,8 +138,7 @@ class Limited:
     number: int
 
     def __call__(self) -> None:
-        kind = getattr(resource, self.name)
-        resource.setrlimit(kind, (self.number, resource.getrlimit(kind)[1]))
+        resource.setrlimit(getattr(resource, self.name), (self.number, self.number))
 
 
 def exit_in_training() -> None:

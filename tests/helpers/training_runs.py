@@ -21,18 +21,11 @@ from distill_runner.tasks import make_task
 from distill_runner.training.devices import Device
 from distill_runner.training.history import History, Log
 from distill_runner.training.teachers import TeacherTargets
+from helpers.classifiers import TASK as THREE_CLASSES
 
 CPU = Device.from_name("cpu", "fp32")
-TASK = make_task(
-    name="tiny",
-    dataset="nowhere",
-    columns=["sentence1", "sentence2"],
-    labels=["no", "yes"],
-    metrics=["accuracy"],
-    max_length=48,
-    epochs=3,
-    validation={"validation": "validation"},
-)
+PAIRS = {"columns": ["sentence1", "sentence2"], "labels": ["no", "yes"], "epochs": 3}
+TASK = make_task(**THREE_CLASSES.model_dump() | PAIRS)
 CE = {"term": "hard_labels"}
 KD = {"term": "soft_labels", "temperature": 5.0}
 CKD = {"term": "hidden_states", "mapping": {"rule": "no"}, "combine": "concatenate", "distance": "mse"}

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import inspect
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -24,6 +25,7 @@ from distill_runner.common import hub
 from distill_runner.common.errors import UserError, command, override, root_cause, suggestion
 from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.hub import HubError
+from distill_runner.common.process import deferred_interrupts
 from distill_runner.models.adapters import ADAPTER_FILES, base_name, merged_folder
 from distill_runner.models.config import ModelConfig, check_config, layers_to_copy
 from distill_runner.models.families import TABLE
@@ -299,8 +301,11 @@ class ModelSource:
         with opener as folder:
             if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
                 raise self._refusal("cannot be loaded: the folder holds no config.json", FOLDER_REMEDY)
+            received = list[int]()
             try:
-                return from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusts_code(), **options)
+                with deferred_interrupts() as received:  # native code may turn an interrupt into an error of its own
+                    own_code = trusts_code()
+                    return from_pretrained(str(folder), local_files_only=True, trust_remote_code=own_code, **options)
             except MemoryError:
                 raise
             except Exception as error:
@@ -314,6 +319,9 @@ class ModelSource:
                 elif "weights_only" in text or "UnpicklingError" in type(error).__name__:
                     problem = "its weights are a pickle file that is damaged or runs code, so they are not read"
                 raise self._refusal(problem) from error
+            finally:
+                for number in received:
+                    signal.raise_signal(number)
 
     def _refusal(self, problem: str, remedy: str | None = None) -> UserError:
         return UserError(".model.source", self.name, problem, remedy or (HUB_REMEDY if self.commit else FOLDER_REMEDY))
