@@ -222,8 +222,7 @@ def test_links_lead_to_files_of_the_repository(page: Path) -> None:
     """Also without ``make docs``; the picture of the packages alone is drawn with the site."""
     text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     targets = {target for target in re.findall(r"\]\((?!https:)([^)#\s]+)", text) if target != "architecture.svg"}
-    missing = [name for name in targets if GENERATED & {*Path(name).parts} or not (page.parent / name).exists()]
-    assert missing == []
+    assert [name for name in targets if GENERATED & {*Path(name).parts} or not (page.parent / name).exists()] == []
     for name, anchor in re.findall(r"\]\((?!https:)([^)#\s]*)#([^)\s]+)\)", text):
         text = (page.parent / name if name else page).read_text().lower().replace(",", "")
         titles = re.findall("^#+ (.*)", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text), re.MULTILINE)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from distill_runner.common.errors import UserError
+from distill_runner.common.process import sigterm_as_interrupt
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.sources import resolve_source
@@ -169,9 +170,9 @@ def test_an_interrupt_that_a_library_turns_into_an_error_is_one(tiny_bert_folder
 
     def from_pretrained(*_: Any, **__: Any) -> None:
         try:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
         except KeyboardInterrupt:
             raise TypeError("could not determine the shape of object type 'torch.storage.UntypedStorage'") from None
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
         resolve_source(str(tiny_bert_folder)).load(from_pretrained)
