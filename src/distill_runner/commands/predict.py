@@ -115,7 +115,8 @@ def _predictions(file: ServerFile, student: ModelFolder | None, device: str, fil
     if not fill:
         print(f"{file.name}: missing, no student of {file.task} (--fill: a constant; the server wants all files)")
         return None
-    constant = "entailment" if file.class_names else "0.000" if file.task == "stsb" else "0"
+    number = "0.000" if file.task == "stsb" else "0"
+    constant = "entailment" if file.class_names else number
     print(f"{file.name}: no student of {file.task}, filled with {constant}")
     return [constant] * file.size
 

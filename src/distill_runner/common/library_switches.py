@@ -87,8 +87,9 @@ def limit_threads(threads: int | None) -> None:
     """
     import torch
 
-    share = min(torch.get_num_threads(), available_cpus()) // num_launched("LOCAL_WORLD_SIZE")
-    torch.set_num_threads(threads or max(1, share))
+    if threads is None:
+        threads = max(1, min(torch.get_num_threads(), available_cpus()) // num_launched("LOCAL_WORLD_SIZE"))
+    torch.set_num_threads(threads)
 
 
 def allow_tf32(allowed: bool) -> None:

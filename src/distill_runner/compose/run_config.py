@@ -57,9 +57,10 @@ def typed_run(config: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         UserError: the schema refuses a value, or a stage inherits from a name that does not exist.
     """
+    nodes = {key: config[key] for key in (*_PARTS, TEMPLATE) if key in config}
     parts: dict[str, Any] = {
         key: OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        for key, node in {key: config[key] for key in (*_PARTS, TEMPLATE) if key in config}.items()
+        for key, node in nodes.items()
     }
     values = {key: parts[key] for key in _PARTS if key in parts}
     values["stages"] = complete_stages(parts)

@@ -49,7 +49,8 @@ def unread_settings(
     def is_read(key: str) -> bool:
         changed = pickle.loads(pickled)
         node = OmegaConf.select(config, key)
-        for leaf in [key] if not isinstance(node, DictConfig) else [f"{key}.{leaf}" for leaf, _ in _leaves(node)]:
+        leaves = [key] if not isinstance(node, DictConfig) else [f"{key}.{leaf}" for leaf, _ in _leaves(node)]
+        for leaf in leaves:
             if leaf == key or not DESCRIBING & {*leaf.split(".")}:
                 OmegaConf.update(changed, leaf, PROBE, merge=False, force_add=True)
         try:
