@@ -11,11 +11,11 @@ import torch
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, length_groups, rounded_up
-from distill_runner.datasets.tokenization import Examples, array_files, uses_segment_ids
+from distill_runner.datasets.tokenization import Examples, array_files, stored_array, uses_segment_ids
 
 HOLD_OUT_SEED, SCORE_RANGES = 0, 10
 """Constants, so that the held-out set depends on the data alone and all runs select on the same examples."""
-WEIGHTS = "weights.npy"
+WEIGHTS = "weights"
 TOKENS_PER_COUNT = 2**24
 """Tokens that are counted at once: counting takes 8 bytes for each."""
 EXAMPLES_PER_CALL = 2000
@@ -95,10 +95,8 @@ class TokenSplit(Split):
 
     def __init__(self, folder: Path) -> None:
         self.ids, self.offsets = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "offsets"))
-        file = folder / "segments.npy"
-        self.segments = np.load(file, mmap_mode="r") if file.exists() else None
-        self.labels = np.load(folder / "labels.npy", mmap_mode="r") if (folder / "labels.npy").exists() else None
-        self.example_weights = np.load(folder / WEIGHTS) if (folder / WEIGHTS).exists() else None
+        self.segments, self.labels = stored_array(folder, "segments"), stored_array(folder, "labels")
+        self.example_weights = stored_array(folder, WEIGHTS)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -17,6 +17,7 @@ from distill_runner.datasets.readers.content import column_names, hub_commit
 from distill_runner.datasets.readers.dataset import Dataset
 from distill_runner.datasets.readers.table import FileRecord, TableRecord, recorded_tables
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_examples
+from distill_runner.datasets.tokenization import stored_array
 from distill_runner.models.sources import ModelSource, resolve_source
 from distill_runner.models.vocabulary import num_changed, trim_tokenizer
 from distill_runner.models.weights import WeightsReport, read_report
@@ -29,7 +30,7 @@ from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.training.data import CorpusData, Data, TaskData, TextData
 from distill_runner.training.devices import Device
 
-ACCOUNT, HASHES = "account.json", "hashes.npy"
+ACCOUNT, HASHES = "account.json", "hashes"
 """Files of a stored split: what was taken from the data, and a hash of each example."""
 REMAINING = "remaining.npy"
 """File of a trimmed tokenizer: the ids that its tokens had before."""
@@ -132,7 +133,7 @@ class StageInputs:
             return None
         content = json.loads((folder / ACCOUNT).read_text(encoding="utf-8"))
         account = SplitAccount(**{**content, "files": [FileRecord(**record) for record in content["files"]]})
-        return account, np.load(folder / HASHES) if (folder / HASHES).exists() else None
+        return account, stored_array(folder, HASHES)
 
     def _read_data(self, stage: Stage) -> Data:
         corpus, seed = stage.config.corpus, stage_seed(stage.config.seed, stage.name)

@@ -57,9 +57,9 @@ class Update:
 
     @property
     def counts(self) -> Tensor:
-        """Number of outputs and of tokens, (2,), in the batches with a weight above 0."""
+        """Number of outputs and of tokens, (N, 2), of the batches; 0 for those with a weight of 0."""
         counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in self.batches])
-        return (counts_N2 * (torch.tensor(self.shares)[:, None] > 0)).sum(0)
+        return counts_N2 * (torch.tensor(self.shares)[:, None] > 0)
 
 
 def epoch_updates(
@@ -93,12 +93,11 @@ def batches_with_shares(update: Update, totals_2: Tensor | None = None) -> list[
     Each unit (example, output, token) has a share of its own, because examples differ in their number of masked tokens.
 
     Args:
-        totals_2: ``Update.counts``, summed over all processes; None if there is one process.
+        totals_2: sum of ``Update.counts`` over all processes; None if there is one process.
     """
     shares_N1 = torch.tensor(update.shares, dtype=torch.float64)[:, None]
-    counts_N2 = torch.tensor([[batch.num_outputs, batch.num_tokens] for batch in update.batches]) * (shares_N1 > 0)
-    totals_2 = update.counts if totals_2 is None else totals_2
-    shares_N3 = torch.cat([shares_N1, (counts_N2.double() / totals_2).nan_to_num()], dim=1)
+    totals_2 = update.counts.sum(0) if totals_2 is None else totals_2
+    shares_N3 = torch.cat([shares_N1, (update.counts.double() / totals_2).nan_to_num()], dim=1)
     # A graph of several batches reads their shares; a share of 1 costs no kernel.
     rows: Any = shares_N3 if len(shares_N3) > 1 else shares_N3.tolist()
     by_unit: list[Any] = [dict(zip(("example", "output", "token"), row, strict=True)) for row in rows]

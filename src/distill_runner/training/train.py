@@ -77,7 +77,7 @@ def fit(training: Training) -> History:
             if training.pause_after and history.epoch >= training.pause_after and not history.position:
                 raise TrainingPaused(history.epochs)
             for update in training.rest_of_epoch():
-                (stop, save), totals = group.agree([bool(interrupts), training.checkpoint_due()], update.counts)
+                (stop, save), totals = group.agree([bool(interrupts), training.checkpoint_due()], update.counts.sum(0))
                 if stop or save:
                     training.save()
                 if stop:

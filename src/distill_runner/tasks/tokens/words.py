@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -21,9 +21,15 @@ import torch
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, rounded_up
 from distill_runner.datasets.splits import EXAMPLES_PER_CALL, TokenSplit
-from distill_runner.datasets.tokenization import SpecialTokens, array_files, cut_windows, require_offsets
+from distill_runner.datasets.tokenization import (
+    SpecialTokens,
+    array_files,
+    cut_windows,
+    require_offsets,
+    stored_array,
+)
 from distill_runner.tasks.decoding import MIN_PROBABILITY
-from distill_runner.tasks.tokens.sentences import UNITS, Sentence, Sentences
+from distill_runner.tasks.tokens.sentences import UNITS, Sentence, Sentences, Span
 from distill_runner.tasks.tokens.tags import TagSet
 
 Ranges = Sequence[tuple[int, int]]
@@ -52,13 +58,11 @@ class Words(TokenSplit):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        files = {name: folder / f"{name}.npy" for name in FILES}
-        arrays: dict[str, Any] = {
-            name: np.load(file, mmap_mode="r") if file.exists() else None for name, file in files.items()
-        }
-        self.heads, self.head_offsets = arrays["heads"], arrays["head_offsets"]
-        self.bounds, self.begins, self.ends = arrays["bounds"], arrays["begins"], arrays["ends"]
-        self.first_outputs, self.tags, self.head_tags = arrays["first_outputs"], arrays["tags"], arrays["head_tags"]
+        names = ("heads", "head_offsets", "first_outputs", "bounds", "begins", "ends")
+        arrays = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in names)
+        self.heads, self.head_offsets, self.first_outputs, self.bounds, self.begins, self.ends = arrays
+        self.tags: Any = stored_array(folder, "tags")
+        self.head_tags = stored_array(folder, "head_tags")
 
     @property
     def num_outputs(self) -> int:
@@ -110,7 +114,7 @@ def write_words(
     require_offsets(tokenizer)
     frame = SpecialTokens.from_tokenizer(tokenizer)
     capacity, prefix = frame.max_text_tokens(max_length, pair=False), len(frame.single[0])
-    divider, cut, num_long = _Divider(tokenizer), list[str](), 0
+    divider, tagger, num_long = _Divider(tokenizer), _Tagger(sentences, tagset, misaligned), 0
     dtypes = {name: dtype for name, dtype in FILES.items() if sentences.is_labeled or "tags" not in name}
     with array_files(folder, dtypes) as files:
         for name in ("offsets", "head_offsets", "bounds"):
@@ -120,7 +124,7 @@ def write_words(
             files["begins"].append(begins)
             files["ends"].append(ends)
             files["bounds"].append([files["begins"].size])
-            tags = _tags(sentence, begins, ends, tagset, misaligned, sentences, cut) if sentences.is_labeled else None
+            tags = tagger.tags(sentence, begins, ends) if sentences.is_labeled else None
             if tags is not None:
                 files["tags"].append(tags)
             size = len(ids_P)
@@ -149,42 +153,47 @@ def write_words(
     remarks = {
         f"words without a token are read as {tokenizer.unk_token}": divider.num_unknown,
         f"sentences of more than {max_length} tokens are read in windows": num_long,
-        f"spans that cut a word: task.misaligned={misaligned}, first {cut[0] if cut else ''}": len(cut),
+        f"spans that cut a word: task.misaligned={misaligned}, first {''.join(tagger.cut[:1])}": len(tagger.cut),
     }
     sentences.remarks += [f"{count:,} {remark}" for remark, count in remarks.items() if count]
 
 
-def _tags(
-    sentence: Sentence,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    tagset: TagSet,
-    misaligned: str,
-    sentences: Sentences,
-    cut: list[str],
-) -> np.ndarray:
-    """Return the index of each word's tag, (n,), and append the place of each span that cuts a word to ``cut``."""
-    if sentence.tags is not None:
-        return np.array([tagset.number[tag] for tag in sentence.tags], dtype=np.int64)
-    tags, last = np.full(len(begins), tagset.outside, dtype=np.int64), 0
-    for begin, end, label, score in sentence.spans or ():
-        previous, first = last, int(np.searchsorted(ends, begin, side="right"))
-        stop = int(np.searchsorted(begins, end, side="left"))
-        if first >= stop or begins[first] != begin or ends[stop - 1] != end:
-            if misaligned == "refuse":
-                word = sentence.text[begins[first] : ends[stop - 1]] if first < stop else ""
-                span = f"the span {sentence.text[begin:end]!r}, which cuts the word {word!r}, {sentence.line}"
-                problem, other = f"split '{sentences.split}' has {span}", sentences.other_offsets
-                remedy = "Repair it, or " + override("task.misaligned", "extend") + " (whole words), or drop."
-                if other is not None:
-                    remedy = "All spans fit with " + override("task.offsets", other) + f" ({UNITS[other]})."
-                raise UserError(f"task.{'label' if np.isnan(score) else 'teacher_spans'}", None, problem, remedy)
-            cut.append(sentence.line)
-            if misaligned == "drop" or first >= stop or first < previous:
-                continue
-        tags[first:stop] = tagset.tags_of(label, stop - first)
-        last = stop
-    return tags
+class _Tagger:
+    """Gives the words of sentences the tags of their spans.
+
+    Attributes:
+        cut: place of each span that cuts a word.
+    """
+
+    def __init__(self, sentences: Sentences, tagset: TagSet, misaligned: str) -> None:
+        self.sentences, self.tagset, self.misaligned = sentences, tagset, misaligned
+        self.cut = list[str]()
+
+    def tags(self, sentence: Sentence, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Return the index of each word's tag, (n,)."""
+        if sentence.tags is not None:
+            return np.array([self.tagset.number[tag] for tag in sentence.tags], dtype=np.int64)
+        tags, last = np.full(len(begins), self.tagset.outside, dtype=np.int64), 0
+        for span in sentence.spans or ():
+            previous, first = last, int(np.searchsorted(ends, span.begin, side="right"))
+            stop = int(np.searchsorted(begins, span.end, side="left"))
+            if first >= stop or begins[first] != span.begin or ends[stop - 1] != span.end:
+                if self.misaligned == "refuse":
+                    self._refuse(sentence, span, sentence.text[begins[first] : ends[stop - 1]] if first < stop else "")
+                self.cut.append(sentence.line)
+                if self.misaligned == "drop" or first >= stop or first < previous:
+                    continue
+            tags[first:stop] = self.tagset.tags_of(span.label, stop - first)
+            last = stop
+        return tags
+
+    def _refuse(self, sentence: Sentence, span: Span, word: str) -> NoReturn:
+        cut = f"the span {sentence.text[span.begin : span.end]!r}, which cuts the word {word!r}, {sentence.line}"
+        remedy = "Repair it, or " + override("task.misaligned", "extend") + " (whole words), or drop."
+        if (other := self.sentences.other_offsets) is not None:
+            remedy = "All spans fit with " + override("task.offsets", other) + f" ({UNITS[other]})."
+        key = "task.label" if np.isnan(span.score) else "task.teacher_spans"
+        raise UserError(key, None, f"split '{self.sentences.split}' has {cut}", remedy)
 
 
 def span_outputs(sentences: Sentences, split: Words, tagset: TagSet, misaligned: str) -> np.ndarray:
@@ -193,11 +202,12 @@ def span_outputs(sentences: Sentences, split: Words, tagset: TagSet, misaligned:
     A span's score is the probability of its tags at its words, and the rest is that of O. Scores of several spans at
     one word are added, and divided by their sum if it is above 1.
     """
+    tagger = _Tagger(sentences, tagset, misaligned)
     probability_NC = np.zeros((len(split.begins), len(tagset.names)))
     for sentence, first, last in zip(sentences.items, split.bounds[:-1], split.bounds[1:], strict=True):
         begins, ends = split.begins[first:last], split.ends[first:last]
         for span in sentence.spans or ():
-            tags = _tags(replace(sentence, spans=(span,)), begins, ends, tagset, misaligned, sentences, [])
+            tags = tagger.tags(replace(sentence, spans=(span,)), begins, ends)
             words = np.flatnonzero(tags != tagset.outside)
             probability_NC[first + words, tags[words]] += span.score
     probability_NC /= np.maximum(probability_NC.sum(axis=1, keepdims=True), 1)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import Split, TokenSplit
-from distill_runner.datasets.tokenization import Examples
+from distill_runner.datasets.tokenization import Examples, stored_array
 from distill_runner.methods.outputs import Outputs
 
 
@@ -32,8 +32,7 @@ class Texts(TokenSplit):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.labels = None
-        file = folder / "skipped.npy"
-        self.skipped: np.ndarray | None = np.load(file, mmap_mode="r") if file.exists() else None
+        self.skipped = stored_array(folder, "skipped")
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
         batch = super().batch(index, length_multiple)
@@ -52,7 +51,7 @@ class TextRows(Split):
     def __init__(self, folder: Path) -> None:
         self.texts = Texts(folder)
         self.per_row = int(np.load(folder / "per_row.npy"))
-        self.labels = np.load(folder / "labels.npy", mmap_mode="r") if (folder / "labels.npy").exists() else None
+        self.labels = stored_array(folder, "labels")
 
     def __len__(self) -> int:
         return len(self.texts) // self.per_row
