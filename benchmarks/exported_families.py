@@ -17,7 +17,7 @@ import transformers
 
 from distill_runner.common.terminal import markdown_table
 from distill_runner.deploy.onnx import OnnxEngine, TorchEngine, export, input_names, quantize, versions
-from distill_runner.models.vectors import SentenceEncoder, VectorModules
+from distill_runner.models.vectors import SentenceEncoder, SentenceFolder
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 SIZES |= {"vocab_size": 100, "max_position_embeddings": 80}
@@ -53,7 +53,7 @@ def model_of(family: str, head: str) -> Any:
     if head in HEADS:
         return getattr(transformers, f"AutoModelFor{HEADS[head]}").from_config(config, dtype=torch.float32).eval()
     network: Any = transformers.AutoModel.from_config(config, dtype=torch.float32)
-    return SentenceEncoder(network, VectorModules()).eval()
+    return SentenceEncoder(network, SentenceFolder()).eval()
 
 
 def batch(model: Any, lengths: list[int], rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -16,7 +16,14 @@ from distill_runner.models.features import EncoderShape
 from distill_runner.models.images import reads_images
 from distill_runner.models.sources import ModelSource, read_config, resolve_source, trusts_code
 from distill_runner.models.static import StaticModel, fill_table
-from distill_runner.models.vectors import SentenceEncoder, VectorModules, saved_settings, source_folder, vector_modules
+from distill_runner.models.vectors import (
+    SentenceEncoder,
+    SentenceFolder,
+    VectorModules,
+    new_content,
+    source_folder,
+    vector_modules,
+)
 from distill_runner.models.weights import auto_name, require_all
 
 if TYPE_CHECKING:
@@ -51,8 +58,7 @@ def build(model: ModelConfig, head: Head, vocab_size: int | None = None, source:
     network.config.output_attentions = network.config.output_hidden_states = False
     if head.vectors is None:
         return network
-    settings = saved_settings(head.vectors, source_folder(source))
-    return SentenceEncoder(network, vector_modules(model, head.vectors, *_pooled(model, source)), settings)
+    return SentenceEncoder(network, new_content(model, head.vectors, source))
 
 
 def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: ModelSource | None = None) -> int:
@@ -70,16 +76,11 @@ def num_outputs(model: ModelConfig, head: Head, shape: EncoderShape, source: Mod
             remedy = "Take a task of vectors, or " + override("student", "truncated")
             raise UserError(".model.layers", "static", "is a table of token vectors, without a head", remedy)
         return head.num_labels
-    modules = vector_modules(model, head.vectors, *_pooled(model, source))
+    modules = vector_modules(model, head.vectors, source)
     if is_static and modules != VectorModules():
         problem = "a static student has the normalized mean of all its tokens"
         raise UserError("student", "static", problem, "Leave out task.pooling, task.normalize and task.include_prompt.")
     return modules.width(shape.width)
-
-
-def _pooled(model: ModelConfig, source: ModelSource | None) -> tuple[Path | None, str]:
-    """Return folder and name of what says how states become a vector; a static student has a mean of its own."""
-    return (source.download(), source.name) if source and model.layers != "static" else (None, "")
 
 
 def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: ModelSource | None) -> PreTrainedModel:
@@ -108,10 +109,10 @@ def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: Mod
 
 def _static(model: ModelConfig, config: Any, source: ModelSource) -> PreTrainedModel:
     """Return a table of tokens with the vectors that the source gives them, not divided by their lengths."""
-    folder = source_folder(source)
-    modules = folder.modules if folder else VectorModules()
-    layers = modules.layers[:-1] if modules.is_normalized else modules.layers
-    teacher = SentenceEncoder(_load(source, AutoModel, model), replace(modules, layers=layers)).eval()
+    content = source_folder(source) or SentenceFolder()
+    if content.modules.is_normalized:
+        content = replace(content, modules=replace(content.modules, layers=content.modules.layers[:-1]))
+    teacher = SentenceEncoder(_load(source, AutoModel, model), content).eval()
     table = StaticModel(config)
     fill_table(table, teacher, source.tokenizer())
     return table

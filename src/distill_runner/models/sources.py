@@ -22,7 +22,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedCo
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from distill_runner.common import hub
-from distill_runner.common.errors import UserError, command, override, root_cause, suggestion
+from distill_runner.common.errors import UserError, command, override, require_choice, root_cause
 from distill_runner.common.files import file_sha256, placeholder
 from distill_runner.common.hub import HubError
 from distill_runner.common.process import deferred_interrupts
@@ -484,9 +484,7 @@ def with_padding(model: ModelConfig, tokenizer: str, padding_id: int | None) -> 
 def _new_config(model: ModelConfig) -> PreTrainedConfig:
     sizes, key = fresh_architecture(model), ".model.architecture"
     model_type = sizes.pop("model_type", None)
-    if model_type not in CONFIG_MAPPING:
-        remedy = suggestion(model_type, CONFIG_MAPPING)
-        raise UserError(f"{key}.model_type", model_type, "there is no such model", remedy)
+    require_choice(f"{key}.model_type", model_type, CONFIG_MAPPING, "there is no such model")
     try:
         config = AutoConfig.for_model(model_type, **sizes)
     except UserError:

@@ -125,18 +125,18 @@ class SentenceEncoder(nn.Module):
 
     Args:
         encoder: model without a head.
-        modules: what follows the encoder. The weights of dense layers are read from their folders.
-        settings: prompts by name, the name of the default one, similarity and maximum length, for the saved folder.
+        content: what follows the encoder, and what its saved folder says besides. The weights of dense layers are read
+            from their folders.
     """
 
     base_model_prefix = "encoder"
 
-    def __init__(self, encoder: Any, modules: VectorModules, settings: dict[str, Any] | None = None) -> None:
+    def __init__(self, encoder: Any, content: SentenceFolder) -> None:
         super().__init__()
-        self.encoder, self.modules_after, self.settings = encoder, modules, settings or {}
-        layers = [Normalization() if layer is None else DenseLayer(layer) for layer in modules.layers]
+        self.encoder, self.content, self.modules_after = encoder, content, content.modules
+        layers = [Normalization() if layer is None else DenseLayer(layer) for layer in content.modules.layers]
         self.head = nn.Sequential(*layers)
-        for dense, layer in zip(modules.layers, layers, strict=True):
+        for dense, layer in zip(content.modules.layers, layers, strict=True):
             if dense is not None and (file := dense.file) is not None:
                 layer.load_state_dict(torch.load(file, weights_only=True) if file.suffix == ".bin" else load_file(file))
 
@@ -175,7 +175,7 @@ class SentenceEncoder(nn.Module):
     def skips_prompt(self) -> bool:
         """Whether the pooling leaves out tokens of a prompt; padded texts then give other vectors than packed ones."""
         is_skipped = not self.modules_after.include_prompt and self.modules_after.pooling != "last"
-        return is_skipped and any(self.settings.get("prompts", {}).values())
+        return is_skipped and any(self.content.prompts.values())
 
     @property
     def reads_first_only(self) -> bool:
@@ -208,7 +208,7 @@ class SentenceFolder:
         unread_keys: keys of its files that are not read, as ``metadata.unread_keys`` returns them.
     """
 
-    modules: VectorModules
+    modules: VectorModules = VectorModules()
     max_length: int | None = None
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
@@ -323,33 +323,29 @@ def _dense(folder: Path, name: str) -> Dense:
     return replace(dense, file=file)
 
 
-def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | None, name: str) -> VectorModules:
+def vector_modules(model: ModelConfig, options: VectorOptions, source: ModelSource | None) -> VectorModules:
     """Return the modules after the encoder of a model to build.
 
     A kept head has those of its folder. A new one has them too, but for options of the task; without a folder of
-    sentence-transformers, it has a normalized mean.
+    sentence-transformers, it has a normalized mean, as a static student always has.
 
     Args:
-        folder: folder of the model's source; None for a new model.
-        name: what the user typed for it.
+        source: the model's source; None for a new model.
     Raises:
         UserError: a kept head is no folder of sentence-transformers, or its folder cuts texts at fewer tokens.
     """
-    content = None if folder is None else read_sentence_folder(folder, name)
-    if content is None:
-        if model.head == "keep":
+    content = None if model.layers == "static" else source_folder(source)
+    if model.head == "keep" and source is not None:
+        if content is None:
             problem = f"holds no {MODULES}: how its states become a vector is not known"
             remedy = "Take a folder of sentence-transformers, or train it: " + override("teacher.fine_tuned", False)
-            raise UserError(".model.source", name, problem, remedy)
-        modules = VectorModules()
-    else:
-        modules = content.modules
-        if model.head == "keep" and options.max_length > (content.max_length or options.max_length):
-            problem = f"{name} was made for {content.max_length} tokens, at which sentence-transformers cuts"
+            raise UserError(".model.source", source.name, problem, remedy)
+        if options.max_length > (content.max_length or options.max_length):
+            problem = f"{source.name} was made for {content.max_length} tokens, at which sentence-transformers cuts"
             remedy = override("task.max_length", content.max_length)
             raise UserError("task.max_length", options.max_length, problem, remedy)
-        if model.head == "keep":
-            return modules
+        return content.modules
+    modules = VectorModules() if content is None else content.modules
     layers = modules.layers
     if options.normalize is not None and options.normalize != modules.is_normalized:
         layers = (*layers, None) if options.normalize else layers[:-1]
@@ -357,16 +353,16 @@ def vector_modules(model: ModelConfig, options: VectorOptions, folder: Path | No
     return replace(modules, pooling=options.pooling or modules.pooling, include_prompt=prompt, layers=layers)
 
 
-def saved_settings(options: VectorOptions, folder: SentenceFolder | None) -> dict[str, Any]:
-    """Return the settings of a model for its saved folder: those of its source's folder, but for those of the task."""
-    own, default = dict(options.prompts), folder.default_prompt if folder else None
-    prompts = (folder.prompts if folder else {}) | own
+def new_content(model: ModelConfig, options: VectorOptions, source: ModelSource | None) -> SentenceFolder:
+    """Return what the folder of a model to build will say: what that of its source says, but for the task's options."""
+    modules, content, own = vector_modules(model, options, source), source_folder(source), dict(options.prompts)
+    prompts, default = (content.prompts | own, content.default_prompt) if content else (own, None)
     if "text" in own and prompts.get(default or "") != own["text"]:
         default = "text"
     if own.get("text") == "":
         prompts.pop("text", None)
-    settings = {"prompts": prompts, "default_prompt_name": default if prompts.get(default or "") else None}
-    return settings | {"max_length": options.max_length, "similarity": options.similarity}
+    default = default if prompts.get(default or "") else None
+    return SentenceFolder(modules, options.max_length, prompts, default, options.similarity)
 
 
 def write_modules(folder: Path, model: SentenceEncoder) -> None:
@@ -396,10 +392,10 @@ def write_modules(folder: Path, model: SentenceEncoder) -> None:
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
     ]
-    files[LENGTHS[0]] = {"max_seq_length": model.settings.get("max_length"), "do_lower_case": False}
-    settings = {"prompts": {}, "default_prompt_name": None, "similarity": "cosine"} | model.settings
-    names = {"prompts": "prompts", "default_prompt_name": "default_prompt_name", "similarity": "similarity_fn_name"}
-    files[SETTINGS] = {name: settings[key] for key, name in names.items()}
+    content = model.content
+    files[LENGTHS[0]] = {"max_seq_length": content.max_length, "do_lower_case": False}
+    settings = {"prompts": content.prompts, "default_prompt_name": content.default_prompt}
+    files[SETTINGS] = settings | {"similarity_fn_name": content.similarity}
     for name, content in files.items():
         (folder / name).unlink(missing_ok=True)  # the file may be a hard link to a file in the store
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
