@@ -15,6 +15,7 @@ from distill_runner.analysis import comparisons
 from distill_runner.analysis.finished_run import FinishedRun
 from distill_runner.common.errors import UserError
 from distill_runner.common.library_switches import quiet_transformers
+from distill_runner.report.collect import grouped
 from distill_runner.report.figures import draw_epochs, save
 
 if TYPE_CHECKING:
@@ -53,10 +54,8 @@ def _seeds_by_name(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     """Return the runs by name, with runs that differ only in the student's seed under one name."""
     from distill_runner.pipeline.store import key_of
 
-    groups: dict[str, list[FinishedRun]] = {}
-    for run in runs:
-        run = replace(run, name=run.name.removesuffix(f", {run.folder.name}"))
-        groups.setdefault(key_of({**run.stage.spec, "seed": None}), []).append(run)
+    runs = [replace(run, name=run.name.removesuffix(f", {run.folder.name}")) for run in runs]
+    groups = grouped((key_of({**run.stage.spec, "seed": None}), run) for run in runs)
     firsts = _with_unique_names([seeds[0] for seeds in groups.values()])
     return {
         f"{first.name}, {len(seeds)} seeds" if len(seeds) > 1 else first.name: seeds

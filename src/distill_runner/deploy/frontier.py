@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distill_runner.common.errors import quantity
 from distill_runner.common.terminal import markdown_table
 from distill_runner.deploy.measure import BATCH, EXACT, INT8, PaddedSplit, RunningCost, examples_needed
+from distill_runner.report.collect import grouped
 from distill_runner.report.compare import Predictions, pair_predictions
 from distill_runner.report.figures import COLORS, legend, panels, style
 from distill_runner.report.statistics import ALPHA
@@ -134,10 +135,7 @@ def with_tests(rows: Sequence[FrontierRow], smallest: str = SIZE) -> list[Fronti
     A chain has the students of one family in one form. The order is fixed by size or latency, which no score decides,
     so each student is tested at the level of its chain, and the chains share ``ALPHA``.
     """
-    chains: dict[Hashable, list[FrontierRow]] = {}
-    for row in rows:
-        if row.family is not None:
-            chains.setdefault((row.family, row.form), []).append(row)
+    chains = grouped(((row.family, row.form), row) for row in rows if row.family is not None)
     good = set()
     for chain in chains.values():
         for row in sorted(chain, key=lambda row: _cost(row, smallest), reverse=True):

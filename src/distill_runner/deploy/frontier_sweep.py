@@ -26,7 +26,7 @@ from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import Store
 from distill_runner.report.card import CARD, with_additions
-from distill_runner.report.collect import Result, label
+from distill_runner.report.collect import Result, grouped, label
 from distill_runner.report.compare import Predictions
 from distill_runner.report.figures import save
 from distill_runner.report.frame import tabulate
@@ -108,11 +108,8 @@ def require_frontier(grid: Grid) -> None:
 
 def add_labels_alone(grid: Grid) -> None:
     """Add to each task's points a student of medium size that learns from labels alone: what distilling has to beat."""
-    by_task: dict[str, list[GridPoint]] = {}
-    for point in grid.points:
-        if point.stage is not None and point.stage.config.task and point.stage.teacher:
-            by_task.setdefault(point.stage.config.task.name, []).append(point)
-    for points in by_task.values():
+    pairs = [(point.stage.config.task, point) for point in grid.points if point.stage and point.stage.teacher]
+    for points in grouped((task.name, point) for task, point in pairs if task).values():
         medium = [_without(point, "seed=") for point in points][len(points) // 2]
         for twin in (point for point in points if _without(point, "seed=") == medium):
             on_labels = grid.point([*_without(twin, "method="), "method=nkd"])

@@ -4,13 +4,15 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, require_choice
 from distill_runner.pipeline import status
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Result = Mapping[str, Any]
 """Content of ``result.json``, or of ``status.json`` for a run that has not finished."""
 TYPES: dict[Any, tuple[str, ...]] = {
@@ -66,6 +68,14 @@ def read_results(roots: Iterable[Path]) -> list[Result]:
     return [result for folder in folders if (result := read_result(folder))]
 
 
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key, in the order of the pairs."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def select_results(folders: Sequence[Path], filters: Mapping[str, Sequence[str] | None]) -> list[Result]:
     """Return the results in the folders that a user names, filtered by ``filters``.
 
@@ -80,8 +90,7 @@ def select_results(folders: Sequence[Path], filters: Mapping[str, Sequence[str] 
     for key, values in filters.items():
         present = {str(result[key]) for result in results}
         for value in values or []:
-            if value not in present:
-                raise UserError(f"--{key}", value, "no run has this value", suggestion(value, present))
+            require_choice(f"--{key}", value, present, "no run has this value")
         results = [result for result in results if not values or result[key] in values]
     return results
 

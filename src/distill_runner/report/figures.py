@@ -15,7 +15,7 @@ from statistics import fmean
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, require_choice
 from distill_runner.report.collect import Result, is_scored, label, scored_on, settings, tested_on
 from distill_runner.report.compare import BETTER, SAME, UNDECIDED, WORSE, Comparison
 from distill_runner.report.frame import Cell, cell_of, column_of, distinct, frame, tabulate
@@ -420,8 +420,7 @@ def curve_cells(
         runs.setdefault(curve, {}).setdefault(tick, []).append(result)
     tick_labels = list(dict.fromkeys(tick for _, (_, tick) in sorted(on_axis, key=lambda pair: pair[1][0])))
     for tick in order:
-        if tick not in tick_labels:
-            raise UserError("--order", tick, "no finished run has this value", suggestion(tick, tick_labels))
+        require_choice("--order", tick, tick_labels, "no finished run has this value")
     cells = {curve: {tick: cell_of(group) for tick, group in by_tick.items()} for curve, by_tick in runs.items()}
     return list(dict.fromkeys([*order, *tick_labels])), cells
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from distill_runner.common.errors import UserError, quantity, suggestion
+from distill_runner.common.errors import UserError, quantity, require_choice
 from distill_runner.common.terminal import markdown_table
 from distill_runner.report.compare import Comparison, compare_cells, correct
 from distill_runner.report.file_scores import TYPES, Scored, type_of
@@ -105,15 +105,14 @@ def compare_files(
     classes = order or [*dict.fromkeys(map(str, map(label_text, gold.values)))]
     files = [read_values(file, "--predictions", classes) for own in predictions.values() for file in own]
     kind = task_type or type_of(gold, files[0])
-    if kind not in TYPES:
-        raise UserError("--type", kind, "there is no such task type", suggestion(kind, TYPES))
+    require_choice("--type", kind, TYPES, "there is no such task type")
     for file in (gold, *files):
         is_ranking = bool(file.values) and all(map(is_scores, file.values))
         if not (is_ranking if kind == "retrieval" else file.values or kind == "classification"):
             raise UserError("--predictions", file.file, f"has no predictions of {kind}: {file.text}", RENAME)
     names, read = TYPES[kind]
-    if (metric := metric or names[0]) not in names:
-        raise UserError("--metric", metric, f"is no metric of {kind}", suggestion(metric, names))
+    metric = metric or names[0]
+    require_choice("--metric", metric, names, f"is no metric of {kind}")
     files = files if kind == "retrieval" else [file.in_order_of(gold) for file in files]
     parts = read(metric, gold, files, order)
     account = [f"{gold_file}: {kind}, {quantity(len(gold.values), 'example', ',')}, {metric}; {gold.text}"]

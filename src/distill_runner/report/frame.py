@@ -18,6 +18,7 @@ from distill_runner.report import published
 from distill_runner.report.collect import (
     Result,
     data_of,
+    grouped,
     is_scored,
     label,
     scored_on,
@@ -84,9 +85,7 @@ class Point:
     @cached_property
     def spread(self) -> Spread:
         """Mean and spread of the scores in percent; several draws of a mapping for each of several seeds are one."""
-        by_seed: dict[int, list[float]] = {}
-        for run in self.runs:
-            by_seed.setdefault(run["seed"], []).append(100 * run["score"])
+        by_seed = grouped((run["seed"], 100 * run["score"]) for run in self.runs)
         if 1 < len(by_seed) < len(self.runs):
             return Spread.from_values([*map(fmean, by_seed.values())])
         return Spread.from_values([100 * run["score"] for run in self.runs])
@@ -224,11 +223,9 @@ def cell_of(runs: Sequence[Result]) -> Cell:
 
 def by_setting(runs: Iterable[Result]) -> list[list[Result]]:
     """Group the runs of a row by the settings of their grid. Runs of one group differ only in their seeds."""
-    groups: dict[Hashable, list[Result]] = {}
-    for run in runs:
-        identity = identity_of(run)
-        groups.setdefault(frozenset(identity.grid.items()) if identity else None, []).append(run)
-    return list(groups.values())
+    pairs = ((identity_of(run), run) for run in runs)
+    by_grid = grouped((frozenset(identity.grid.items()) if identity else None, run) for identity, run in pairs)
+    return list(by_grid.values())
 
 
 # --- Tables
@@ -314,10 +311,8 @@ def _means(entries: Sequence[Result]) -> dict[str, list[str]]:
         parts = {tuple(entry.get("mean_of", ())) for entry in entries if entry["task"] == column}
         if len(parts) == 1 and len(part := parts.pop()) > 1:
             means[column] = [*part]
-    by_average: dict[str, list[str]] = {}
-    for name, column in dict.fromkeys((entry["average"], entry["task"]) for entry in entries if "average" in entry):
-        by_average.setdefault(name, []).append(column)
-    return means | {name: columns for name, columns in by_average.items() if len(columns) > 1}
+    averages = dict.fromkeys((entry["average"], entry["task"]) for entry in entries if "average" in entry)
+    return means | {name: columns for name, columns in grouped(averages).items() if len(columns) > 1}
 
 
 def held_out_column(task: str) -> str:
@@ -348,12 +343,9 @@ def _in_columns(result: Result) -> Iterator[Result]:
         mean = {"average": AVERAGE + suffix, "mean_of": [f"{task}_{name}{suffix}" for name in splits]}
         yield {**entry, "of_task": task, "task": f"{task}{suffix}", **mean}
         for other in (entry.get("others") or []) if is_scored(entry) else []:
+            chosen_by = {"on": entry["metric"], "score": entry["score"], **selection_of(entry)}
             names = {"of_task": task, **other, "task": f"{task}{suffix} {other['metric']}"}
-            yield {
-                **entry,
-                **names,
-                "selection": {"on": entry["metric"], "score": entry["score"], **selection_of(entry)},
-            }
+            yield {**entry, **names, "selection": chosen_by}
 
     yield from with_other_metrics(result, scored_on(result), suffix)
     if not is_scored(result):

@@ -28,6 +28,7 @@ from distill_runner.pipeline.build import FinalScores, Pipeline
 from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.stages import METRICS_FILE, STAGE, Stage
 from distill_runner.report import published
+from distill_runner.report.collect import grouped
 from distill_runner.report.identity import flat, recorded_identity
 from distill_runner.report.published import Quantity, ScoredModel
 from distill_runner.tasks import Task
@@ -147,10 +148,8 @@ def describe_run(run: RunConfig) -> dict[str, Any]:
 
 def stage_assumptions(stage: Stage) -> list[str]:
     """Return the assumptions of a run, each with the names of the stages that make it."""
-    lines: dict[str, list[str]] = {}
-    for part in (stage, *stage.all_upstream):
-        for line in applied_assumptions(part.config):
-            lines.setdefault(line, []).append(part.name)
+    stages = (stage, *stage.all_upstream)
+    lines = grouped((line, part.name) for part in stages for line in applied_assumptions(part.config))
     options = [f"{line} [{', '.join(dict.fromkeys(names))}]" for line, names in lines.items()]
     if teacher := stage.first_teacher:  # these two follow from the run's teacher and data, no option declares them
         options.append(f"teacher.seed={teacher.config.seed}: one teacher for all students")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from distill_runner.common.errors import format_value, quantity
-from distill_runner.report.collect import Result, data_of, label
+from distill_runner.report.collect import Result, data_of, grouped, label
 from distill_runner.report.identity import BUDGET, TEACHER, Identity, identity_of
 
 OVERALL = ("source", "num_layers", "width", "init", "teacher")
@@ -104,12 +104,11 @@ def _with_own_teachers(results: Sequence[Result]) -> list[Identity | None]:
 
     That is where all runs that otherwise are seeds of one row have ``teacher.seed=${seed}``: their mean is over both.
     """
-    identities, groups = [identity_of(result) for result in results], dict[Hashable, list[int]]()
+    identities = [identity_of(result) for result in results]
     rows = [dict(identity.row) if identity else {} for identity in identities]
     seeds = [{row.pop(name) for name in [*row] if name.endswith(".seed")} for row in rows]
-    for number, (result, row) in enumerate(zip(results, rows, strict=True)):
-        groups.setdefault((label(result), result["task"], frozenset(row.items())), []).append(number)
-    for group in groups.values():
+    keys = [(label(run), run["task"], frozenset(row.items())) for run, row in zip(results, rows, strict=True)]
+    for group in grouped((key, number) for number, key in enumerate(keys)).values():
         own = [(number, identity) for number in group if (identity := identities[number])]
         if len(own) > 1 and all(seeds[number] == {identity.seeds.get("seed")} for number, identity in own):
             for number, identity in own:
@@ -234,9 +233,7 @@ def _unambiguous(facets: Sequence[Facets]) -> list[Facets]:
     for of_run in facets:
         for name, facet in of_run.items():
             words.setdefault((name, facet.value), facet.words)
-    values: dict[tuple[str, str], list[Hashable]] = {}
-    for (name, value), text in words.items():
-        values.setdefault((name, text), []).append(value)
+    values = grouped(((name, text), value) for (name, value), text in words.items())
     for (name, text), of_text in values.items():
         for number, value in enumerate(of_text if len(of_text) > 1 else (), start=1):
             words[name, value] = f"{text} (version {number})"

@@ -10,7 +10,7 @@ from math import ceil
 from statistics import fmean
 
 from distill_runner.common.errors import UserError, format_value, override, quantity
-from distill_runner.report.collect import label
+from distill_runner.report.collect import grouped, label
 from distill_runner.report.frame import by_setting
 from distill_runner.report.row_names import row_names
 from distill_runner.sweeping.points import GridPoint
@@ -49,9 +49,8 @@ def by_cell(points: Iterable[GridPoint]) -> list[Cell]:
     """Group the points by cell of the table. Points of a cell differ only in the student's own hyper-parameters."""
     by_key = {point.key: point for point in points if point.stage is not None}
     names = [{**point.names, "status": "planned"} for point in by_key.values()]
-    cells: dict[tuple[str, str], list[dict[str, object]]] = {}
-    for row, of_point in zip(row_names(names), names, strict=True):
-        cells.setdefault((row, of_point["task"]), []).append(of_point)
+    rows = zip(row_names(names), names, strict=True)
+    cells = grouped(((row, of_point["task"]), of_point) for row, of_point in rows)
     return [[[by_key[str(run["key"])] for run in setting] for setting in by_setting(cell)] for cell in cells.values()]
 
 
@@ -70,23 +69,19 @@ def halve(
         ]
         remaining.append([setting for setting in settings if setting])
     for number in range(_ROUNDS):
-        comparing: list[int | None] = []
-        for cell in remaining:  # a setting alone is trained to the end
-            of_cell = rungs(_num_epochs(cell[0][0]), factor) if len(cell) > 1 else []
-            comparing.append(of_cell[number] if number < len(of_cell) else None)
-        to_train = [
-            (*point.overrides, f"runtime.pause_after={rung}")
-            for cell, rung in zip(remaining, comparing, strict=True)
-            for setting in cell
-            for point in setting
-            if rung and len(_scores(point)) < rung
-        ]
-        train(to_train)
-        remaining = [
-            _survivors(cell, rung, factor) if rung else cell for cell, rung in zip(remaining, comparing, strict=True)
-        ]
+        compared = [(cell, _rung(cell, number, factor)) for cell in remaining]
+        points = [(point, rung) for cell, rung in compared for setting in cell for point in setting]
+        to_train = [(point.overrides, rung) for point, rung in points if rung and len(_scores(point)) < rung]
+        train([(*overrides, f"runtime.pause_after={rung}") for overrides, rung in to_train])
+        remaining = [_survivors(cell, rung, factor) if rung else cell for cell, rung in compared]
     surviving = [point for cell in remaining for setting in cell for point in setting]
     return [point for point in todo if point in surviving]
+
+
+def _rung(cell: Cell, number: int, factor: int) -> int | None:
+    """Return the epoch after which a round compares the settings of a cell; None if it compares none."""
+    of_cell = rungs(_num_epochs(cell[0][0]), factor) if len(cell) > 1 else []
+    return of_cell[number] if number < len(of_cell) else None
 
 
 def _survivors(cell: Cell, rung: int, factor: int) -> Cell:
