@@ -30,7 +30,7 @@ from distill_runner.methods.predictions import (
     correlation_over_outputs,
 )
 from distill_runner.models.features import EncoderShape, Features
-from distill_runner.pipeline.account import example_lines
+from distill_runner.pipeline.account import example_line
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.stages import Stage
@@ -306,7 +306,7 @@ def test_the_account_tells_the_effective_number(compose: Compose, tmp_path: Path
     options = ("task.columns=[text]", "task.test=null", "teacher=labels", "task.probabilities=[p]", "method=rkd")
     run = compose(f"task.dataset={tmp_path / 'data'}", "task.example_weight=w", *options)
     stage = resolve_stage(run.stages, run.stage, run.runtime.precision)
-    (line,) = example_lines(stage, Pipeline(Store(run.store.dir), run.runtime).inputs)
+    (line,) = filter(None, [example_line(stage, Pipeline(Store(run.store.dir), run.runtime).inputs)])
     assert "weights of w, 0 to 2, as 3 of 4 examples with equal weights ((sum w)^2 / sum w^2)" in line.text
     assert line.details["effective"] == pytest.approx(16 / 6)
 

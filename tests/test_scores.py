@@ -19,7 +19,7 @@ from distill_runner.compose.run_config import RunConfig
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.pipeline import account
-from distill_runner.pipeline.account import score_lines
+from distill_runner.pipeline.account import score_line
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.resolving import resolve_stage
 from distill_runner.pipeline.store import Store, key_of
@@ -549,9 +549,9 @@ def test_missing_scores_of_an_ordinary_teacher_are_refused(
         pipeline.inputs.split(stage, stage.train_split)
     where = [f"task.dataset={taught[1]}", "teacher=labels", "task.labels=null", "task.logits=[z_no,z_yes]"]
     stage, pipeline = prepared(compose(*ALONE, *where))
-    assert "z_no, z_yes" in str(*score_lines(stage, pipeline.inputs))
+    assert "z_no, z_yes" in str(score_line(stage, pipeline.inputs))
     monkeypatch.setattr(account, "is_downloaded", lambda *_: False)
-    assert str(*score_lines(stage, pipeline.inputs)).endswith("is not downloaded yet"), "a plan downloads no table"
+    assert str(score_line(stage, pipeline.inputs)).endswith("is not downloaded yet"), "a plan downloads no table"
 
 
 def prepared(run: RunConfig) -> tuple[Any, Pipeline]:

@@ -100,151 +100,138 @@ def _read_split(stage: Stage, split: str, inputs: StageInputs) -> tuple[SplitAcc
     return account, task.hashes(examples, None)
 
 
-def example_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
-    """Yield a line for each stage of the run whose training examples have weights."""
-    for part in stage.in_build_order:
-        task = part.config.task
-        if task is None or task.weight_column is None or part.config.prediction_source is not None:
-            continue
-        if _not_downloaded(part, task.train):
-            continue
-        account, _ = inputs.account(part, task.train) or _read_split(part, task.train, inputs)
-        low, high, effective = account.weights
-        others = [name for name in part.config.method.terms if name not in part.config.method.weighted_terms]
-        text = f"{part.name}: weights of {task.weight_column}, {low:g} to {high:g}, as {effective:,.0f} of"
-        text += f" {quantity(account.rows, 'example', ',')} with equal weights ((sum w)^2 / sum w^2)"
-        unread = f"; not in the terms {', '.join(others)}" if others else ""
-        details = {"stage": part.name, "weight": task.weight_column, "effective": effective, "rows": account.rows}
-        yield AccountLine("examples", text + unread, (), details)
+def example_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
+    """Return the line on the weights of a stage's training examples, if they have any."""
+    task = part.config.task
+    if task is None or task.weight_column is None or part.config.prediction_source is not None:
+        return None
+    if _not_downloaded(part, task.train):
+        return None
+    account, _ = inputs.account(part, task.train) or _read_split(part, task.train, inputs)
+    low, high, effective = account.weights
+    others = [name for name in part.config.method.terms if name not in part.config.method.weighted_terms]
+    text = f"{part.name}: weights of {task.weight_column}, {low:g} to {high:g}, as {effective:,.0f} of"
+    text += f" {quantity(account.rows, 'example', ',')} with equal weights ((sum w)^2 / sum w^2)"
+    unread = f"; not in the terms {', '.join(others)}" if others else ""
+    details = {"stage": part.name, "weight": task.weight_column, "effective": effective, "rows": account.rows}
+    return AccountLine("examples", text + unread, (), details)
 
 
-def score_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
-    """Yield a line on the scores in columns of the data for each stage of the run whose teacher they are.
-
-    Stages that learn from the same scores share a line.
-    """
-    texts = set[str]()
-    for part in (*stage.all_upstream, stage):
-        task = part.config.task
-        if part.teacher is None or not part.teacher.has_columns or task is None:
-            continue
-        absent = (_not_downloaded(part, split) for split in (part.train_split, *task.validation.values()))
-        if name := next(filter(None, absent), None):
-            line = AccountLine("scores", f"{name} is not downloaded yet")
-        else:
-            line = task.scores_line(part.config.transfer)
-        if str(line) not in texts:
-            yield line
-        texts.add(str(line))
+def score_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
+    """Return the line on the scores in columns of the data, if they are the stage's teacher."""
+    task = part.config.task
+    if part.teacher is None or not part.teacher.has_columns or task is None:
+        return None
+    absent = (_not_downloaded(part, split) for split in (part.train_split, *task.validation.values()))
+    if name := next(filter(None, absent), None):
+        return AccountLine("scores", f"{name} is not downloaded yet")
+    return task.scores_line(part.config.transfer)
 
 
-def corpus_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
-    """Yield a line for each corpus that a stage of the run has tokenized into the store."""
-    for part in (stage, *stage.all_upstream):
-        if (corpus := part.config.corpus) is None or (stored := inputs.account(part, "train")) is None:
-            continue
-        account, _ = stored
-        files = [f"{record.name} {quantity(record.rows, 'row', ',')}" for record in account.files[:3]]
-        files += [f"and {quantity(len(account.files) - 3, 'more file', ',')}"] if len(account.files) > 3 else []
-        cut = f", {account.lengths['cut']:,} cut to {corpus.max_length} tokens" if account.lengths["cut"] else ""
-        text = f"{', '.join(files) or account.origin}; {account.rows:,} training examples{cut}"
-        yield AccountLine("corpus", f"{corpus.name}: {text}", tuple(account.warnings), {"train": asdict(account)})
+def corpus_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
+    """Return the line on the stage's corpus, if it has one that is tokenized into the store."""
+    if (corpus := part.config.corpus) is None or (stored := inputs.account(part, "train")) is None:
+        return None
+    account, _ = stored
+    files = [f"{record.name} {quantity(record.rows, 'row', ',')}" for record in account.files[:3]]
+    files += [f"and {quantity(len(account.files) - 3, 'more file', ',')}"] if len(account.files) > 3 else []
+    cut = f", {account.lengths['cut']:,} cut to {corpus.max_length} tokens" if account.lengths["cut"] else ""
+    text = f"{', '.join(files) or account.origin}; {account.rows:,} training examples{cut}"
+    return AccountLine("corpus", f"{corpus.name}: {text}", tuple(account.warnings), {"train": asdict(account)})
 
 
-def weight_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
-    """Yield a line for each model source whose weights a stage of the run starts from."""
-    for part in stage.in_build_order:
-        source = part.model_source
-        if source is None or part.config.model.layers == "random":
-            continue
-        name = f"{part.name} {source.name}" + (f" merged into {source.base.name}" if source.base else "")
-        file = inputs.store.path(part.spec) / METRICS_FILE  # of a stage that was built, whose source may be gone
-        entry = json.loads(file.read_text(encoding="utf-8")).get("weights") if inputs.store.has(part.spec) else None
-        if (report := WeightsReport.model_validate(entry) if entry else weights_report(part)) is None:
-            unknown = "not on this machine yet" if source.commit else "compared when they are loaded"
-            yield AccountLine("weights", f"{name}: {unknown}")
-            continue
-        warnings = (f"{name}: {len(report.missing)} tensors are random",) if report.fails else ()
-        is_read = part.head.vectors is not None or not (source.folder / MODULES).is_file()
-        unread = "" if is_read else "; its pooling for vectors (modules.json) is not read"
-        details = {"stage": part.name, **report.model_dump(mode="json")}
-        yield AccountLine("weights", f"{name}: {report}{unread}", warnings, details)
+def weight_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
+    """Return the line on the model source whose weights the stage starts from, if there is one."""
+    source = part.model_source
+    if source is None or part.config.model.layers == "random":
+        return None
+    name = f"{part.name} {source.name}" + (f" merged into {source.base.name}" if source.base else "")
+    file = inputs.store.path(part.spec) / METRICS_FILE  # of a stage that was built, whose source may be gone
+    entry = json.loads(file.read_text(encoding="utf-8")).get("weights") if inputs.store.has(part.spec) else None
+    if (report := WeightsReport.model_validate(entry) if entry else weights_report(part)) is None:
+        unknown = "not on this machine yet" if source.commit else "compared when they are loaded"
+        return AccountLine("weights", f"{name}: {unknown}")
+    warnings = (f"{name}: {len(report.missing)} tensors are random",) if report.fails else ()
+    is_read = part.head.vectors is not None or not (source.folder / MODULES).is_file()
+    unread = "" if is_read else "; its pooling for vectors (modules.json) is not read"
+    details = {"stage": part.name, **report.model_dump(mode="json")}
+    return AccountLine("weights", f"{name}: {report}{unread}", warnings, details)
 
 
-def folder_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
-    """Yield a line for each model whose folder says how texts become vectors, or has keys that are not read."""
-    for part in stage.in_build_order:
-        if (source := part.model_source) is None:
-            continue
-        texts, unread = list[str](), source.unread_keys
-        vectors, folder = part.head.vectors, source_folder(source) if part.head.vectors else None
-        if vectors is not None and folder is not None:
-            own = [f"{name} {text!r}" for name, text in vectors.prompts.items() if text]
-            rest = [f"{name} {text!r}" for name, text in folder.prompts.items() if text not in vectors.prompts.values()]
-            texts += [f"vectors compared by {vectors.similarity}", f"prompts: {', '.join(own) or 'none'}"]
-            if folder.similarity != vectors.similarity:
-                texts.append(f"the folder compares them by {folder.similarity}")
-            if rest:
-                texts.append(f"prompts of the folder without use: {', '.join(rest)}")
-            if folder.max_length is not None and folder.max_length > vectors.max_length:
-                texts.append(f"texts cut at {vectors.max_length} tokens, in the folder at {folder.max_length}")
-            unread = [*unread, *folder.unread_keys]
-        if unread:
-            texts.append(f"not read: {short_list(unread)}")
-        if texts:
-            yield AccountLine("folder", f"{part.name} {source.name}: {'; '.join(texts)}", (), {"unread": unread})
+def folder_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
+    """Return the line on the folder of the stage's model, if it says how texts become vectors, or has unread keys."""
+    if (source := part.model_source) is None:
+        return None
+    texts, unread = list[str](), source.unread_keys
+    vectors, folder = part.head.vectors, source_folder(source) if part.head.vectors else None
+    if vectors is not None and folder is not None:
+        own = [f"{name} {text!r}" for name, text in vectors.prompts.items() if text]
+        rest = [f"{name} {text!r}" for name, text in folder.prompts.items() if text not in vectors.prompts.values()]
+        texts += [f"vectors compared by {vectors.similarity}", f"prompts: {', '.join(own) or 'none'}"]
+        if folder.similarity != vectors.similarity:
+            texts.append(f"the folder compares them by {folder.similarity}")
+        if rest:
+            texts.append(f"prompts of the folder without use: {', '.join(rest)}")
+        if folder.max_length is not None and folder.max_length > vectors.max_length:
+            texts.append(f"texts cut at {vectors.max_length} tokens, in the folder at {folder.max_length}")
+        unread = [*unread, *folder.unread_keys]
+    texts += [f"not read: {short_list(unread)}"] if unread else []
+    text = f"{part.name} {source.name}: {'; '.join(texts)}"
+    return AccountLine("folder", text, (), {"unread": unread}) if texts else None
 
 
-def label_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
-    """Yield a line for each model of the run that keeps its head: which of its outputs is which class of the task.
+def label_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
+    """Return the line on which output is which class of the task, if the stage's model keeps its head.
 
     Raises:
-        UserError: the outputs of a head are not named like the classes.
+        UserError: the outputs of the head are not named like the classes.
     """
-    for part in stage.in_build_order:
-        model, source, task = part.config.model, part.model_source, part.config.task
-        if source is None or task is None or model.head != "keep":
-            continue
-        try:
-            matches = part.head.output_texts(model.output_names(source.label_names, source.name) or {})
-        except UserError:
-            if (report := weights_report(part)) is not None and (report.new or report.fails):
-                continue  # it has no head, which is said when it is loaded
-            raise
-        remark = "; outputs named by teacher.labels" if model.labels else ""
-        kind = source.config().problem_type
-        if part.head.problem_type and kind not in (None, part.head.problem_type):
-            remark += f"; its problem_type {kind} is not read: the task is {part.head.problem_type}"
-        pairs = [f"{name} = {text}" for name, text in zip(part.head.names or (), matches, strict=False)]
-        if pairs:
-            text = f"{part.name} {source.name}: {short_list(pairs)}{remark}"
-            yield AccountLine("labels", text, (), {"stage": part.name})
+    model, source, task = part.config.model, part.model_source, part.config.task
+    if source is None or task is None or model.head != "keep":
+        return None
+    try:
+        matches = part.head.output_texts(model.output_names(source.label_names, source.name) or {})
+    except UserError:
+        if (report := weights_report(part)) is not None and (report.new or report.fails):
+            return None  # it has no head, which is said when it is loaded
+        raise
+    remark = "; outputs named by teacher.labels" if model.labels else ""
+    kind = source.config().problem_type
+    if part.head.problem_type and kind not in (None, part.head.problem_type):
+        remark += f"; its problem_type {kind} is not read: the task is {part.head.problem_type}"
+    pairs = [f"{name} = {text}" for name, text in zip(part.head.names or (), matches, strict=False)]
+    text = f"{part.name} {source.name}: {short_list(pairs)}{remark}"
+    return AccountLine("labels", text, (), {"stage": part.name}) if pairs else None
 
 
-def vocabulary_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
-    """Yield a line for each stage of the run that trims its vocabulary."""
-    for part in stage.in_build_order:
-        if part.config.model.vocabulary != "trim" or not isinstance(part.tokenizer, TrimmedTokenizer):
-            continue
-        if inputs.store.find(part.tokenizer.spec) is None:
-            text = "trimmed to the tokens of its training texts, which are counted when these are tokenized"
-            yield AccountLine("tokens", f"{part.name}: {text}")
-            continue
-        rows, total = len(inputs.trimmed(part.tokenizer)[1]), part.shape.vocab_size
-        config = read_config(part.root.config.model, part.root.model_source)
-        removed = (total - rows) * getattr(config, "embedding_size", part.shape.width)
-        texts = [f"{rows:,} of {total:,} tokens remain ({removed / 1e6:.1f}M parameters less)"]
-        changed = dict[str, int]()
-        for name, split in {**part.config.task.validation, **part.config.task.test}.items() if part.config.task else ():
-            if (stored := inputs.account(part, split)) is not None:
-                changed[name], count = stored[0].retokenized
-                texts.append(f"{changed[name]:,} of {quantity(count, 'text', ',')} of {name} have other tokens")
-        details = {"stage": part.name, "tokens": rows, "full": total, "parameters_removed": removed, "changed": changed}
-        yield AccountLine("tokens", f"{part.name}: {'; '.join(texts)}", (), details)
+def vocabulary_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
+    """Return the line on the stage's vocabulary, if it is trimmed."""
+    if part.config.model.vocabulary != "trim" or not isinstance(part.tokenizer, TrimmedTokenizer):
+        return None
+    if inputs.store.find(part.tokenizer.spec) is None:
+        text = "trimmed to the tokens of its training texts, which are counted when these are tokenized"
+        return AccountLine("tokens", f"{part.name}: {text}")
+    rows, total = len(inputs.trimmed(part.tokenizer)[1]), part.shape.vocab_size
+    config = read_config(part.root.config.model, part.root.model_source)
+    removed = (total - rows) * getattr(config, "embedding_size", part.shape.width)
+    texts = [f"{rows:,} of {total:,} tokens remain ({removed / 1e6:.1f}M parameters less)"]
+    changed = dict[str, int]()
+    for name, split in {**part.config.task.validation, **part.config.task.test}.items() if part.config.task else ():
+        if (stored := inputs.account(part, split)) is not None:
+            changed[name], count = stored[0].retokenized
+            texts.append(f"{changed[name]:,} of {quantity(count, 'text', ',')} of {name} have other tokens")
+    details = {"stage": part.name, "tokens": rows, "full": total, "parameters_removed": removed, "changed": changed}
+    return AccountLine("tokens", f"{part.name}: {'; '.join(texts)}", (), details)
+
+
+LINES = example_line, score_line, corpus_line, weight_line, folder_line, label_line, vocabulary_line
+"""Of a stage, each by its kind of input; a new kind adds its function."""
 
 
 def account_of_run(stage: Stage, inputs: StageInputs) -> list[AccountLine]:
-    """Return the lines of the account of a run that ends with ``stage``. A new kind of input adds its function."""
-    of_data = task_lines, example_lines, score_lines, corpus_lines
-    of_models = weight_lines, folder_lines, label_lines, vocabulary_lines
-    return [line for part in (*of_data, *of_models) for line in part(stage, inputs)]
+    """Return the lines of the account of a run that ends with ``stage``; stages that read the same share a line."""
+    of_parts = (line_of(part, inputs) for line_of in LINES for part in stage.in_build_order)
+    lines = dict[str, AccountLine]()
+    for line in (*task_lines(stage, inputs), *filter(None, of_parts)):
+        lines.setdefault(str(line), line)
+    return [*lines.values()]
