@@ -17,7 +17,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 import yaml
 
 from distill_runner.commands.parser import task_options, write_file
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, require_choice
 from distill_runner.deploy.folder import TEST, ModelFolder
 
 
@@ -129,8 +129,7 @@ def _write_answers(students: Sequence[ModelFolder], options: Namespace) -> None:
     task = student.task
     splits = {**task.validation, **task.test}
     name = options.split or next(iter(task.test or task.validation))
-    if name not in splits:
-        raise UserError("--split", name, "there is no such split", suggestion(name, splits))
+    require_choice("--split", name, splits, "there is no such split")
     # The split is read as a test split, since test splits may lack answers.
     test_task = task.model_copy(update={"test": {TEST: splits[name]}, "validation": {}, "languages": {}})
     answers = partial(test_task.prediction_file, suffix="", columns={})

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import UserError, require_choice, suggestion
 from distill_runner.pipeline.store import (
     IN_USE,
     KINDS,
@@ -57,8 +57,7 @@ def _selection(options: Namespace, states: Sequence[str], store: Sequence[Entry]
         raise UserError("delete", None, "nothing is selected", remedy)
     kinds, keys = {*KINDS, *(entry.kind for entry in store)}, {entry.key for entry in store}
     for kind in options.kind:
-        if kind not in kinds:
-            raise UserError("--kind", kind, "there is no such kind", suggestion(kind, kinds))
+        require_choice("--kind", kind, kinds, "there is no such kind")
     for prefix in options.key:
         if len(matches := [key for key in keys if key.startswith(prefix)]) != 1:
             problem = f"{len(matches)} keys start with this" if matches else "no key starts with this"

@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -204,6 +204,12 @@ def root_cause(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}"[:160] if lines else type(error).__name__
+
+
+def require_choice(key: str, value: Any, choices: Collection[Any], problem: str) -> None:
+    """Raise a UserError with ``problem`` for a value that is none of the choices, which it suggests."""
+    if value not in choices:
+        raise UserError(key, value, problem, suggestion(value, choices))
 
 
 def suggestion(name: Any, candidates: Iterable[Any]) -> str:

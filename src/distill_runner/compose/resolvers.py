@@ -15,7 +15,7 @@ from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill_runner.common.errors import UserError, format_value, override, quantity, suggestion
+from distill_runner.common.errors import UserError, format_value, override, quantity, require_choice, suggestion
 from distill_runner.common.files import without_secrets
 from distill_runner.compose.folders import OwnConfiguration, all_folders, choices
 
@@ -247,9 +247,8 @@ def _with_base(name: str, settings: Mapping[str, Any], heirs: tuple[str, ...]) -
         if "method" not in stage:
             raise UserError(f"stages.{name}", None, "there is no such stage", suggestion(name, others))
         return stage
-    if base not in (TEMPLATE, *others):
-        problem = "there is no stage of this name to inherit from"
-        raise UserError(f"stages.{name}.{INHERITS}", base, problem, suggestion(base, [TEMPLATE, *others]))
+    problem = "there is no stage of this name to inherit from"
+    require_choice(f"stages.{name}.{INHERITS}", base, [TEMPLATE, *others], problem)
     own = {key: value for key, value in stage.items() if key != INHERITS}
     parent = dict(settings[TEMPLATE] if base == TEMPLATE else _with_base(base, settings, (*heirs, name)))
     if isinstance(own.get("model"), Mapping) and "source" in own["model"]:

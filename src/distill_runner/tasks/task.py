@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from pydantic import model_validator
 
-from distill_runner.common.errors import UserError, override, suggestion
+from distill_runner.common.errors import UserError, override, require_choice
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.evaluate_metrics import external_metric, is_external
 from distill_runner.datasets.metrics import compute_metrics
@@ -354,20 +354,18 @@ class Task(TaskSplits):
         """Check each metric, and load those of ``evaluate``, before any training."""
         default = next(iter(self.metric_functions))
         for metric in self.metrics:
-            problem, remedy = "", f"Known: {', '.join(self.metric_functions)}."
-            if not is_external(metric) and metric not in self.metric_functions:
+            if not is_external(metric):
                 problem = f"task.type={self.type} has no such metric"
-                remedy = suggestion(metric, self.metric_functions)
-            elif is_external(metric) and self.output_kind is None:
+                require_choice("task.metrics", metric, self.metric_functions, problem)
+                continue
+            if self.output_kind is None:
                 problem = f"tasks of type {self.type} have outputs that no metric of evaluate takes"
-            elif is_external(metric) and self.output_kind is not None:
-                num_classes = len(getattr(self, "labels", None) or (0, 1))
-                right, wrong = external_metric(metric).probe(self.output_kind, num_classes)
-                if metric == self.metrics[0] and right < wrong:
-                    problem = "is better when it is lower, but the epoch with the highest first metric is selected"
-                    remedy = override("task.metrics", [default, metric])
-            if problem:
-                raise UserError("task.metrics", metric, problem, remedy)
+                raise UserError("task.metrics", metric, problem, f"Known: {', '.join(self.metric_functions)}.")
+            num_classes = len(getattr(self, "labels", None) or (0, 1))
+            right, wrong = external_metric(metric).probe(self.output_kind, num_classes)
+            if metric == self.metrics[0] and right < wrong:
+                problem = "is better when it is lower, but the epoch with the highest first metric is selected"
+                raise UserError("task.metrics", metric, problem, override("task.metrics", [default, metric]))
         return self
 
     def spec(self) -> dict[str, Any]:

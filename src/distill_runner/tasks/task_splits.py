@@ -29,6 +29,7 @@ class TaskSplits(Dataset):
     Attributes:
         inferred_fields: options besides columns and class names that ``resolved`` or ``with_model`` fills in if they
             are null; ``data_summary`` records them.
+        not_held_out: why training examples cannot be held out to select the epoch, and a remedy; None if they can.
         name: name of the task in results and tables. Recipes and published numbers are found by this name.
         version: version of the task; increase it when the meaning of the task changes, so that older stored results
             are not reused.
@@ -56,6 +57,7 @@ class TaskSplits(Dataset):
     """
 
     inferred_fields: ClassVar[tuple[str, ...]] = ()
+    not_held_out: ClassVar[tuple[str, str] | None] = None
 
     name: str
     version: int = 1
@@ -87,6 +89,8 @@ class TaskSplits(Dataset):
         if self.select_on not in choices:
             problem = "must be held_out, mean, or the name of a split in task.validation"
             raise UserError("task.select_on", self.select_on, problem, f"Take one of {', '.join(choices)}.")
+        if self.select_on == HELD_OUT and self.not_held_out:
+            raise UserError("task.select_on", HELD_OUT, *self.not_held_out)
         if self.metrics[0] in LOWER_IS_BETTER:
             problem = "is better when it is lower, but the epoch with the highest first metric is selected"
             remedy = override("task.metrics", ["accuracy", self.metrics[0]])

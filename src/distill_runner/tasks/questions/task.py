@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from distill_runner.common.errors import UserError, override, suggestion
+from distill_runner.common.errors import UserError, override, require_choice
 from distill_runner.common.schema import Assumption
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.content import read_rows
@@ -20,7 +20,6 @@ from distill_runner.models.config import Head
 from distill_runner.tasks.questions import answers
 from distill_runner.tasks.questions.data import Question, Windowing, read_questions
 from distill_runner.tasks.task import SPANS, ExamplePredictions, Task
-from distill_runner.tasks.task_splits import HELD_OUT
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
@@ -103,6 +102,10 @@ class QuestionsTask(Task):
     )
     served_cut = "questions.encode(text[0], add_special_tokens=False).overflowing for text in inputs"
     agreement_name = "same answer"
+    not_held_out = (
+        "questions about one context would be both trained on and held out",
+        "Split the data yourself; set " + override("task.select_on", "validation"),
+    )
     metric_functions = METRICS
     example_fields = frozenset({"columns", "label", "type", "max_length", "version", "unanswerable", "windowing"})
 
@@ -132,17 +135,10 @@ class QuestionsTask(Task):
         if self.label in self.columns:
             problem = f"the column '{self.label}' holds the answers, which no model may read"
             raise UserError("task.columns", self.columns, problem, override("task.columns", ["question", "context"]))
-        if self.select_on == HELD_OUT:
-            problem = "questions about one context would be both trained on and held out"
-            remedy = "Split the data yourself; set " + override("task.select_on", "validation")
-            raise UserError("task.select_on", HELD_OUT, problem, remedy)
         for name, language in self.languages.items():
-            if language not in answers.LANGUAGES:
-                remedy = suggestion(language, answers.LANGUAGES)
-                raise UserError(f"task.languages.{name}", language, "no scoring rules", remedy)
-            if name not in {**self.validation, **self.test}:
-                remedy = suggestion(name, [*self.validation, *self.test])
-                raise UserError("task.languages", name, "is not a validation or test split", remedy)
+            require_choice(f"task.languages.{name}", language, answers.LANGUAGES, "no scoring rules")
+            splits = {**self.validation, **self.test}
+            require_choice("task.languages", name, splits, "is not a validation or test split")
         if not self.unanswerable:
             for metric in self.metrics:
                 if metric not in ("f1", "exact_match"):

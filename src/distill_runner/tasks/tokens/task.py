@@ -21,7 +21,6 @@ from distill_runner.tasks.class_names import balanced_weights, check_names, name
 from distill_runner.tasks.columns import as_int
 from distill_runner.tasks.split_account import SplitAccount
 from distill_runner.tasks.task import ExamplePredictions, Task
-from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.tasks.tokens.sentences import (
     ANSWER,
     TEXTS,
@@ -83,6 +82,13 @@ class TokensTask(Task):
     has_words = True
     has_token_outputs = True
     inferred_fields: ClassVar[tuple[str, ...]] = ("scheme",)
+    not_held_out = (
+        "windows of one sentence would be both trained on and held out",
+        "Take sentences: "
+        + override(
+            "task.select_on", "validation", "task.train", "train[~:90%]", "task.validation.validation", "train[~90%:]"
+        ),
+    )
     metric_functions = TAG_METRICS
     example_fields = frozenset(
         {"columns", "label", "labels", "type", "version", "max_length", "overlap", "pieces", "offsets", "misaligned"}
@@ -112,19 +118,13 @@ class TokensTask(Task):
         if self.label is not None and self.label in self.columns:
             problem = f"the column '{self.label}' holds the labels, which no model may read"
             raise UserError("task.columns", format_typed(self.columns), problem, "Name the column of words or texts.")
-        if self.select_on == HELD_OUT:
-            problem = "windows of one sentence would be both trained on and held out"
-            remedy = "Take sentences: "
-            parts = "task.train", "train[~:90%]", "task.validation.validation", "train[~90%:]"
-            remedy += override("task.select_on", "validation", *parts)
-            raise UserError("task.select_on", HELD_OUT, problem, remedy)
         if self.labels is None:
             return self
         check_names(self.labels, self.type, self.class_weights)
         tagset = TagSet.from_names(self.labels, self.scheme)
         if tagset.outside is None and tagset.scheme == "plain" and self.metrics[0] != "accuracy":
             problem = f"counts entities, but the labels have no {OUTSIDE}: {format_typed(self.labels[:6])}"
-            remedy = "For parts of speech: " + override("task.metrics", ["accuracy"])
+            remedy: str = "For parts of speech: " + override("task.metrics", ["accuracy"])
             raise UserError("task.metrics", self.metrics[0], problem, remedy)
         if self.teacher_spans and (tagset.outside is None or self.pieces == "all"):
             remedy = f"Add {OUTSIDE} to task.labels." if tagset.outside is None else override("task.pieces", "first")

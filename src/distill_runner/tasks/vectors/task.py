@@ -19,7 +19,6 @@ from distill_runner.models.config import Head, Similarity, VectorOptions
 from distill_runner.tasks.columns import is_blank, text_candidates
 from distill_runner.tasks.regression import encode_scores
 from distill_runner.tasks.scores import Scores
-from distill_runner.tasks.task_splits import HELD_OUT
 from distill_runner.tasks.text import TextTask, example_columns
 
 if TYPE_CHECKING:
@@ -60,6 +59,10 @@ class VectorTask(TextTask):
     agreement_name = "cosine with torch"
     example_fields = frozenset({"columns", "train_columns", "label", "type", "max_length", "version", "prompt"})
     inferred_fields: ClassVar[tuple[str, ...]] = ("similarity", "prompt")
+    not_held_out = (
+        "training texts have no scores, so they cannot be held out to select the epoch",
+        "Set " + override("task.select_on", "validation"),
+    )
 
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool | None = None
@@ -74,13 +77,6 @@ class VectorTask(TextTask):
     probabilities: ClassVar[None] = None  # type: ignore[misc]
     logits: ClassVar[None] = None  # type: ignore[misc]
     answers: ClassVar[None] = None  # type: ignore[misc]
-
-    @model_validator(mode="after")
-    def _selects_on_validation(self) -> Self:
-        if self.select_on == HELD_OUT:
-            problem = "training texts have no scores, so they cannot be held out to select the epoch"
-            raise UserError("task.select_on", HELD_OUT, problem, "Set " + override("task.select_on", "validation"))
-        return self
 
     @property
     def prediction_example(self) -> str:
