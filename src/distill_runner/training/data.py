@@ -260,16 +260,10 @@ class CorpusData(TextData):
 
     def _masked(self, batch: Batch, epoch: int) -> Batch:
         """Return ``batch`` with some tokens masked; the labels are the original tokens."""
-        masked, labels = mask_tokens(
-            batch.input_ids,
-            torch.isin(batch.input_ids, self.special),
-            batch.starts,
-            mask_draws(self.seed, epoch, batch.index.tolist(), batch.sequence_lengths.tolist()),
-            self.mask_id,
-            self.vocab_size,
-            self.corpus.mask_probability,
-            None if self.continues is None else self.continues[batch.input_ids],
-        )
+        ids, options = batch.input_ids, (self.mask_id, self.vocab_size, self.corpus.mask_probability)
+        draws = mask_draws(self.seed, epoch, batch.index.tolist(), batch.sequence_lengths.tolist())
+        continues = None if self.continues is None else self.continues[ids]
+        masked, labels = mask_tokens(ids, torch.isin(ids, self.special), batch.starts, draws, *options, continues)
         tokens = torch.nonzero(labels >= 0).squeeze(-1)
         return replace(batch, input_ids=masked, labels=labels[tokens], head_tokens=tokens)
 
@@ -282,8 +276,7 @@ class CorpusData(TextData):
             logits=True, next_sentence=self.corpus.examples == "pairs" and has_next_sentence_head(model)
         )
         model.eval()
-        budget = min(TOKENS_PER_BATCH[self.device.torch.type], MAX_MASKED_TOKENS)
-        batches = list(batches_by_tokens(self.validation.lengths, budget))
+        batches = list(batches_by_tokens(self.validation.lengths, self.device, most=MAX_MASKED_TOKENS))
         totals_N4 = torch.zeros(len(batches), 4, dtype=torch.float64)  # losses are added in one order by all processes
         with torch.inference_mode(), self.device.autocast():
             for number in range(group.rank, len(batches), group.size):
@@ -320,7 +313,7 @@ def predict(model: PreTrainedModel, split: Split, device: Device, group: Process
     was_training = model.training
     model.eval()
     with torch.inference_mode(), device.autocast():
-        batches = batches_by_tokens(split.lengths, TOKENS_PER_BATCH[device.torch.type])
+        batches = batches_by_tokens(split.lengths, device)
         for index in islice(batches, group.rank, None, group.size):
             batch = device.move(split.batch(index, device.length_multiple))
             logits = extract(model, batch, FeatureRequest(logits=True)).logits_OC
@@ -336,11 +329,16 @@ def predict(model: PreTrainedModel, split: Split, device: Device, group: Process
     return outputs
 
 
-def batches_by_tokens(lengths: np.ndarray, budget: int, multiple: int = 1) -> Iterator[np.ndarray]:
-    """Yield the indices of examples with these lengths, shortest first, in batches of about ``budget`` tokens.
+def batches_by_tokens(
+    lengths: np.ndarray, device: Device, multiple: int = 1, most: int | None = None
+) -> Iterator[np.ndarray]:
+    """Yield the indices of examples with these lengths, shortest first, in batches that suit a device.
 
-    The size of every batch except the last is a multiple of ``multiple``.
+    Args:
+        multiple: the size of every batch except the last is a multiple of it.
+        most: about the largest number of tokens; None sets no limit beside the device's.
     """
+    budget = min(TOKENS_PER_BATCH[device.torch.type], most or math.inf)
     order = np.argsort(lengths, kind="stable")
     cuts = (np.flatnonzero(np.diff(np.cumsum(lengths[order]) // budget)) + 1) // multiple * multiple
     yield from np.split(order, np.unique(cuts[cuts > 0]))

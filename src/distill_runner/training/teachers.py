@@ -26,7 +26,7 @@ from distill_runner.datasets.splits import Split
 from distill_runner.methods.base import Progress
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest, Features
-from distill_runner.training.data import TOKENS_PER_BATCH, batches_by_tokens
+from distill_runner.training.data import batches_by_tokens
 from distill_runner.training.devices import LOW_PRECISION, Device
 from distill_runner.training.graphs import fill
 
@@ -190,8 +190,8 @@ class CachedTargets(TeacherTargets):
         """
         split = teacher.split.teacher_inputs
         indices = np.arange(len(split)) if examples is None else examples
-        budget = TOKENS_PER_BATCH[teacher.device.torch.type]
-        batches = [indices[places] for places in batches_by_tokens(split.lengths[indices], budget, SEQUENCE_MULTIPLE)]
+        groups = batches_by_tokens(split.lengths[indices], teacher.device, SEQUENCE_MULTIPLE)
+        batches = [indices[places] for places in groups]
         outputs, num_outputs = None, split.num_outputs
         if examples is not None:
             outputs = np.sort(np.concatenate([split.batch(index).output_index for index in batches]))

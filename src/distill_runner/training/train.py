@@ -25,14 +25,7 @@ from distill_runner.models.features import Features
 from distill_runner.models.images import reads_images
 from distill_runner.models.vocabulary import full_vocabulary, train_used_rows
 from distill_runner.training.config import Optim, Runtime
-from distill_runner.training.data import (
-    TOKENS_PER_BATCH,
-    Data,
-    Update,
-    batches_by_tokens,
-    batches_with_shares,
-    epoch_updates,
-)
+from distill_runner.training.data import Data, Update, batches_by_tokens, batches_with_shares, epoch_updates
 from distill_runner.training.devices import Device
 from distill_runner.training.graphs import Graphs, Part, fill
 from distill_runner.training.history import History, Log, Meter, load_checkpoint, save_checkpoint
@@ -173,10 +166,9 @@ class Training:
     @torch.no_grad()
     def fit_method(self) -> None:
         """Let the terms that need it see the teacher's features of all training examples."""
-        budget = TOKENS_PER_BATCH[self.device.torch.type]
 
         def features() -> Iterator[Features]:
-            for index in batches_by_tokens(self.data.lengths, budget, SEQUENCE_MULTIPLE):
+            for index in batches_by_tokens(self.data.lengths, self.device, SEQUENCE_MULTIPLE):
                 yield self.teacher(self.data.batch(index, 0), self.progress, self.method.teacher_needs)
 
         self.method.fit(features)
