@@ -16,8 +16,6 @@ from distill_runner.tasks.tokens.tags import (
     TagScores,
     TagSet,
     complete_names,
-    recognize,
-    viterbi,
 )
 
 TAGS = {
@@ -110,7 +108,7 @@ def test_viterbi_is_the_best_allowed_sequence(scheme: str) -> None:
     lengths = [3, 0, 1, 4, 2, 3, *[1] * 9]
     bounds = np.cumsum([0, *lengths])
     scores = rng.normal(size=(bounds[-1], len(names)))
-    best = viterbi(scores, bounds, tagset)
+    best = tagset.viterbi(scores, bounds)
     assert not len(tagset.misfits(best, bounds))
     allowed = tagset.transitions
     for first, length in zip(bounds.tolist(), lengths, strict=False):
@@ -138,7 +136,7 @@ def test_viterbi_is_the_best_allowed_sequence(scheme: str) -> None:
 def test_schemes_are_recognized(rows: list[list[str]], scheme: str) -> None:
     names = complete_names(tag for row in rows for tag in row)
     flat = np.array([names.index(tag) for row in rows for tag in row])
-    assert recognize(TagSet.from_names(names), flat, np.cumsum([0, *map(len, rows)])) == scheme
+    assert TagSet.from_names(names).recognize(flat, np.cumsum([0, *map(len, rows)])) == scheme
 
 
 def test_a_type_has_all_tags_of_its_scheme() -> None:

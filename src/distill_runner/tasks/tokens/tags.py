@@ -38,7 +38,7 @@ _LOOKS_LIKE_ROLE = (
 )
 """Tags that name a role in another way than ``SPELLINGS``: b-PER, Begin-PER, PER(B), BPER. first_name names none."""
 _LETTER = r"(B(egin(ning)?)?|I(nside)?|[MELSU])"
-HAS_LETTER = re.compile(rf"\W*{_LETTER}[\W_].+|.+[\W_]{_LETTER}\W*", re.IGNORECASE | re.DOTALL)
+_HAS_LETTER = re.compile(rf"\W*{_LETTER}[\W_].+|.+[\W_]{_LETTER}\W*", re.IGNORECASE | re.DOTALL)
 _MISSPELLED = re.compile(r"[BI]|[BI]_.+|.+-[BI]", re.DOTALL)
 
 
@@ -132,6 +132,44 @@ class TagSet:
         is_last = np.append(is_first[1:], True)[: len(tags)]
         previous = np.where(is_first, -1, np.append(-1, tags)[: len(tags)])
         return np.flatnonzero(~self.transitions[previous, tags] | (is_last & ~self.transitions[tags, -1]))
+
+    @property
+    def look_like_roles(self) -> list[str]:
+        """Plain tags that look like positions in entities, but are types of their own."""
+        return [name for name in self.names if self.scheme == "plain" and _HAS_LETTER.fullmatch(name)]
+
+    def recognize(self, tags: np.ndarray, bounds: np.ndarray) -> Scheme:
+        """Return the scheme that sequences of tags follow, among those that have these prefixes.
+
+        In IOB1, an entity begins with B only if it follows another one of its type directly.
+        """
+        if self.scheme not in ("bio", "iob1"):
+            return self.scheme
+        begins = self.entities(tags, bounds)[:, 0]
+        follows = ~first_words(bounds)[begins] & (self.types[tags[begins]] == self.types[tags[begins - 1]])
+        is_b = self.roles[tags[begins]] == BEGIN
+        return "iob1" if (~is_b).any() and not (is_b & ~follows).any() else "bio"
+
+    def viterbi(self, scores: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+        """Return the most probable sequence of tags without forbidden transitions for each sentence, (N,).
+
+        Args:
+            scores: (N, C), log-probabilities of the tags of each word.
+        """
+        allowed = np.where(self.transitions, 0.0, -np.inf)
+        best = np.zeros(len(scores), dtype=np.int64)
+        for first, last in pairwise(np.asarray(bounds).tolist()):
+            if first == last:
+                continue
+            total, back = scores[first] + allowed[-1, :-1], []
+            for word in range(first + 1, last):
+                paths = total[:, None] + allowed[:-1, :-1]
+                back.append(paths.argmax(axis=0))
+                total = paths.max(axis=0) + scores[word]
+            best[last - 1] = (total + allowed[:-1, -1]).argmax()
+            for word in range(last - 2, first - 1, -1):
+                best[word] = back[word - first][best[word + 1]]
+        return best
 
     @cached_property
     def transitions(self) -> np.ndarray:
@@ -241,41 +279,6 @@ def complete_names(names: Iterable[str]) -> list[str]:
     form, pairs = spelling(typed) or (SPELLINGS[0], [])
     letters = next((own for own in INVENTORIES if {letter for letter, _ in pairs} <= {*own}), "BIES")
     return [OUTSIDE, *(form.format(letter, kind) for kind in sorted({kind for _, kind in pairs}) for letter in letters)]
-
-
-def recognize(tagset: TagSet, tags: np.ndarray, bounds: np.ndarray) -> Scheme:
-    """Return the scheme that sequences of tags follow, among those that have the prefixes of ``tagset``.
-
-    In IOB1, an entity begins with B only if it follows another one of its type directly.
-    """
-    if tagset.scheme not in ("bio", "iob1"):
-        return tagset.scheme
-    begins = tagset.entities(tags, bounds)[:, 0]
-    follows = ~first_words(bounds)[begins] & (tagset.types[tags[begins]] == tagset.types[tags[begins - 1]])
-    is_b = tagset.roles[tags[begins]] == BEGIN
-    return "iob1" if (~is_b).any() and not (is_b & ~follows).any() else "bio"
-
-
-def viterbi(scores: np.ndarray, bounds: np.ndarray, tagset: TagSet) -> np.ndarray:
-    """Return the most probable sequence of tags without forbidden transitions for each sentence, (N,).
-
-    Args:
-        scores: (N, C), log-probabilities of the tags of each word.
-    """
-    allowed = np.where(tagset.transitions, 0.0, -np.inf)
-    best = np.zeros(len(scores), dtype=np.int64)
-    for first, last in pairwise(np.asarray(bounds).tolist()):
-        if first == last:
-            continue
-        total, back = scores[first] + allowed[-1, :-1], []
-        for word in range(first + 1, last):
-            paths = total[:, None] + allowed[:-1, :-1]
-            back.append(paths.argmax(axis=0))
-            total = paths.max(axis=0) + scores[word]
-        best[last - 1] = (total + allowed[:-1, -1]).argmax()
-        for word in range(last - 2, first - 1, -1):
-            best[word] = back[word - first][best[word + 1]]
-    return best
 
 
 @dataclass(frozen=True)

@@ -31,17 +31,7 @@ from distill_runner.tasks.tokens.sentences import (
     read_sentences,
     refuse_tree,
 )
-from distill_runner.tasks.tokens.tags import (
-    HAS_LETTER,
-    OUTSIDE,
-    TAG_METRICS,
-    Scheme,
-    TagScores,
-    TagSet,
-    complete_names,
-    recognize,
-    viterbi,
-)
+from distill_runner.tasks.tokens.tags import OUTSIDE, TAG_METRICS, Scheme, TagScores, TagSet, complete_names
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
@@ -220,7 +210,7 @@ class TokensTask(Task):
         scheme = self.scheme or tagset.scheme
         has_words = tags <= {*names} and not sentences.has_spans
         if has_words and self.scheme is None:
-            scheme = recognize(tagset, *sentences.tag_arrays(tagset))
+            scheme = tagset.recognize(*sentences.tag_arrays(tagset))
         if weights == "balanced":
             if not has_words:
                 problem = "needs data with words and tags, of which each word is known before it is tokenized"
@@ -279,7 +269,7 @@ class TokensTask(Task):
         account.texts, account.unread = [examples.column], [one for one in account.unread if one != examples.column]
         account.label += f" ({tagset.scheme.upper()})" if account.label else ""
         account.warnings += examples.remarks
-        if similar := [name for name in tagset.names if tagset.scheme == "plain" and HAS_LETTER.fullmatch(name)]:
+        if similar := tagset.look_like_roles:
             account.warnings.append(f"{short_list(similar)} look like positions, and are read as types of their own")
         if examples.has_spans:
             labels = [span.label for sentence in examples.items for span in sentence.spans or ()]
@@ -329,7 +319,7 @@ class TokensTask(Task):
 
         require_finite(outputs)
         logs = log_softmax(np.asarray(outputs[split.first_outputs], dtype=np.float64), axis=1)
-        return viterbi(logs, split.bounds, self.tagset) if self.decoding == "viterbi" else logs.argmax(axis=1), logs
+        return self.tagset.viterbi(logs, split.bounds) if self.decoding == "viterbi" else logs.argmax(axis=1), logs
 
     def tag_scores(self, outputs: np.ndarray, split: Any) -> TagScores:
         """Return the tags of a split with those predicted from the outputs of a model."""
