@@ -23,14 +23,7 @@ from distill_runner.pipeline.inputs import StageInputs, weights_report
 from distill_runner.pipeline.stages import METRICS_FILE, Stage, TrimmedTokenizer
 from distill_runner.pipeline.status import write_json
 from distill_runner.pipeline.store import SCHEMA, Spec, Store, link_tree, remove
-from distill_runner.pipeline.targets import (
-    cache_bytes,
-    cache_decision_by_size,
-    cached_share,
-    live_reason,
-    targets_spec,
-    with_teacher_tokenizer,
-)
+from distill_runner.pipeline.targets import cache_decision, cached_share, targets_spec, with_teacher_tokenizer
 from distill_runner.tasks.decoding import fitted_temperature
 from distill_runner.training.config import Runtime
 from distill_runner.training.data import Data, predict, select_share
@@ -283,24 +276,11 @@ def _join_training(
     fit(pipeline._training(stage, data, targets, folder, pause_after, None))
 
 
-def cache_decision(stage: Stage, pipeline: Pipeline) -> tuple[bool, str]:
-    """Return whether the outputs of the stage's teacher are read from a cache, and the reason."""
-    mode, store = pipeline.runtime.targets, pipeline.store
-    if reason := live_reason(stage, mode):
-        return False, f"live ({reason})"
-    assert stage.teacher is not None
-    if stage.teacher.has_columns:
-        return True, "read from columns of the data"
-    new = [spec for number in stage.teacher_checkpoints if not store.has(spec := targets_spec(stage, number))]
-    split = pipeline.inputs.split(stage, stage.train_split).teacher_inputs
-    return cache_decision_by_size(mode, cache_bytes(stage, split, len(new), cached_share(stage)), store.folder)
-
-
 def teacher_targets(stage: Stage, pipeline: Pipeline) -> TeacherTargets:
     """Return the outputs of the stage's teacher, cached or live, whichever fits; both give the same numbers."""
     if stage.teacher is None:
         return NoTeacher()
-    cached, reason = cache_decision(stage, pipeline)
+    cached, reason = cache_decision(stage, pipeline.inputs, pipeline.runtime.targets)
     log.info("stage %s: teacher targets %s", stage.name, reason)
     teacher = _Teacher(stage, stage.teacher, pipeline)
     if cached:

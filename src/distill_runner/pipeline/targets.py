@@ -10,6 +10,7 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.splits import Split
+from distill_runner.pipeline.inputs import StageInputs
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.store import SCHEMA, Spec
 from distill_runner.tasks.task_splits import HELD_OUT
@@ -43,6 +44,18 @@ def live_reason(stage: Stage, mode: Mode) -> str | None:
     if mode == "cached":
         raise UserError("runtime.targets", mode, reason, remedy + override("runtime.targets", "live"))
     return reason
+
+
+def cache_decision(stage: Stage, inputs: StageInputs, mode: Mode) -> tuple[bool, str]:
+    """Return whether the outputs of the stage's teacher are read from a cache, and the reason."""
+    if reason := live_reason(stage, mode):
+        return False, f"live ({reason})"
+    assert stage.teacher is not None
+    if stage.teacher.has_columns:
+        return True, "read from columns of the data"
+    store, split = inputs.store, inputs.split(stage, stage.train_split).teacher_inputs
+    new = [spec for number in stage.teacher_checkpoints if not store.has(spec := targets_spec(stage, number))]
+    return cache_decision_by_size(mode, cache_bytes(stage, split, len(new), cached_share(stage)), store.folder)
 
 
 def cache_bytes(stage: Stage, split: Split, num_checkpoints: int, share: float) -> int:

@@ -29,11 +29,11 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import Progress
 from distill_runner.models.build import build
 from distill_runner.models.features import FeatureRequest, Features
-from distill_runner.pipeline.build import Pipeline, cache_decision, no_log, training_conditions
+from distill_runner.pipeline.build import Pipeline, no_log, training_conditions
 from distill_runner.pipeline.planning import position_warnings, stage_summary, stages_to_build
 from distill_runner.pipeline.stages import METRICS_FILE, Stage
 from distill_runner.pipeline.store import Store, key_of
-from distill_runner.pipeline.targets import cache_bytes, cached_share, targets_spec
+from distill_runner.pipeline.targets import cache_bytes, cache_decision, cached_share, targets_spec
 from distill_runner.sweeping.points import Grid, GridPoint
 from distill_runner.sweeping.sweep import missing_stages
 from distill_runner.training.config import Runtime
@@ -166,10 +166,11 @@ class Estimator:
         """Return the cost of ``stage``, with the teacher's outputs unless they were in an earlier stage's cost."""
         if stage.config.prediction_source is not None:
             return Cost(0, 0)
-        data, optim = self.pipeline.inputs.data(stage), stage.config.optim
+        inputs, mode = self.pipeline.inputs, self.pipeline.runtime.targets
+        data, optim = inputs.data(stage), stage.config.optim
         num_epochs = max(1, optim.num_epochs(len(data)))  # a model that is not trained is evaluated once
         matrices = stage.shape.num_products
-        cached = stage.teacher is not None and cache_decision(stage, self.pipeline)[0]
+        cached = stage.teacher is not None and cache_decision(stage, inputs, mode)[0]
         live = FORWARD * self._teacher_products(stage) if not cached else 0.0
         trained = matrices + live if stage.config.method.terms else 0.0
         evaluated = num_epochs * sum(map(len, data.evaluated))
