@@ -168,7 +168,7 @@ class _Run:
         if self.config.plan:
             from distill_runner.sweeping.plan import cost_of_run
 
-            log_account(self._account())
+            log_account(self._account)
             assumptions = [*self._assumptions_of_files(), *stage_assumptions(stage)]
             log.info("%s", "\n  ".join(["assumptions, where a paper is silent:", *assumptions]))
             log.info("%s", cost_of_run(stage, self.config.store.dir, runtime))
@@ -177,21 +177,23 @@ class _Run:
         if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
             if (tracker := self.config.tracker).name != "none":
                 log.info("a finished run is not sent again: %s sends it", track_command(tracker, self.folder))
-            return self._report(is_new=False)
+            log_account(self._account)
+            return self._report()
         pipeline.prepare(stage)
-        log_account(self._account())
+        log_account(self._account)
         if stage.name == STUDENT:
             for name in stage.config.task.test if stage.config.task else ():
                 if name not in self._tests.splits:
                     log.info("task.test.%s has no labels: it is not scored", name)
         return self._build()
 
-    def _account(self, is_new: bool = True) -> list[AccountLine]:
-        """Return the account of what the run reads; the data of a finished run may be gone."""
+    @cached_property
+    def _account(self) -> list[AccountLine]:
+        """Account of what the run reads; the data of a student in the store may be gone."""
         try:
             return account_of_run(self.stage, self.pipeline.inputs)
         except UserError as error:
-            if is_new:
+            if not self.pipeline.store.has(self.stage.spec):
                 raise
             return [AccountLine("data", f"is not here any more: {error.problem}")]
 
@@ -273,13 +275,10 @@ class _Run:
             send_result(tracker, self.folder, result)
         return result
 
-    def _report(self, is_new: bool = True) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         """Write ``result.json``, put the student and its model card into ``model/``, and print the result.
 
         For another stage than the student, only its model is put into ``model/``.
-
-        Args:
-            is_new: whether this run has printed its account; the repetition of a finished run prints it here.
         """
         artifact, folder = self.pipeline.build(self.stage), self.folder
         copy_tree(artifact / "model", folder / "model")
@@ -291,12 +290,11 @@ class _Run:
             return {"status": "done", "key": self.stage.key, **self.description}
         result = run_result(self.config, self.stage, self.pipeline, folder)
         result["assumptions"] = [*self._assumptions_of_files(), *result["assumptions"]]
-        account, scores = self._account(is_new), [*self._score_lines()]
-        scores += self._class_lines(result["by_class"])
-        log_account(scores if is_new else [*account, *scores])
+        scores = [*self._score_lines(), *self._class_lines(result["by_class"])]
+        log_account(scores)
         result["account"] = [
             {"topic": line.topic, "text": line.text, "warnings": list(line.warnings), **line.details}
-            for line in (*account, *scores)
+            for line in (*self._account, *scores)
         ]
         write_card(folder / "model", result)
         self._save_outputs()
