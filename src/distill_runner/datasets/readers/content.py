@@ -5,7 +5,6 @@ there in a ``TableRecord``.
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, format_typed, listed_names, override
-from distill_runner.common.files import file_sha256, placeholder
+from distill_runner.common.files import file_sha256
 from distill_runner.common.library_switches import quiet_datasets
 from distill_runner.datasets import embedded
 from distill_runner.datasets.readers import hub
@@ -33,38 +32,10 @@ from distill_runner.datasets.readers.dataset import (
     locate_split,
     parse_split,
 )
-from distill_runner.datasets.readers.delimited import DelimitedReader
-from distill_runner.datasets.readers.files import (
-    BINARY_FORMATS,
-    CONLL,
-    IMAGE_FORMATS,
-    JSON,
-    JSON_LINES,
-    PARQUET,
-    PLAIN_TEXT,
-    TSV,
-    file_format,
-    file_names,
-    local_data,
-    missing_split,
-    reading_errors,
-    split_files,
-)
-from distill_runner.datasets.readers.table import (
-    EMPTY,
-    ArrowReader,
-    FileProblem,
-    LibraryReader,
-    MemoryReader,
-    Reader,
-    Row,
-    Table,
-    problems_of,
-    recorded_tables,
-)
-from distill_runner.datasets.readers.text_files import ConllReader, JsonReader, PlainTextReader, TextFile, is_conll
+from distill_runner.datasets.readers.files import file_names, local_data, missing_split, reading_errors, split_files
+from distill_runner.datasets.readers.formats import open_files
+from distill_runner.datasets.readers.table import EMPTY, LibraryReader, MemoryReader, Row, Table, recorded_tables
 
-"""Columns in messages, and characters of their names. A file without a line of names has its first texts there."""
 LARGER_PART = "Use a larger part, as in train[:90%], train[90%:] or train[~:90%]."
 
 
@@ -104,52 +75,6 @@ def open_split(data: Dataset, split: str, download: bool = True) -> Iterator[Tab
                 table = Table(origin, {split: LibraryReader(content)}, has_files=False)
             yield table
     table.add_record()
-
-
-def open_files(
-    data: Dataset, files: list[Path], origin: str, class_names: Mapping[str, list[str]] | None = None
-) -> Table:
-    """Return the table of data files of one format.
-
-    Args:
-        class_names: names of the values of columns that a card of the hub gives.
-    Raises:
-        FileProblem: a file cannot be read, or could be read in several ways.
-    """
-    if files[0].suffix.lower() in IMAGE_FORMATS:
-        classes = sorted({file.parent.name for file in files})
-        number = {name: label for label, name in enumerate(classes)}
-        columns = {"image": list[Any](files), "label": [number[file.parent.name] for file in files]}
-        return Table(origin, {f"{files[0].parent.parent.name}/": MemoryReader(columns, {"label": classes})})
-    names = [file.name for file in files]
-    if len(set(names)) < len(names):
-        names = [os.path.relpath(file, os.path.commonpath(files)) for file in files]
-    readers: dict[str, Reader] = {}
-    kind, texts = file_format(files[0]), dict[str, TextFile]()
-    for name, file in zip(names, files, strict=True):
-        with problems_of(name if len(files) > 1 else ""):
-            if text := placeholder(file):
-                problem, _, remedy = text.partition(": ")
-                raise FileProblem(problem, f"{remedy[0].upper()}{remedy[1:]}.")
-            if kind in BINARY_FORMATS:
-                readers[name] = ArrowReader(file, kind == PARQUET)
-            elif file.stat().st_size:
-                texts[name] = TextFile(file, data.encoding, f"{data.key}.encoding")
-    may_have_words = data.has_words and kind in (PLAIN_TEXT, TSV)
-    has_words = kind == CONLL or (may_have_words and all(map(is_conll, texts.values())))
-    for name, text_file in texts.items():
-        with problems_of(name if len(files) > 1 else ""):
-            if has_words:
-                readers[name] = ConllReader(text_file)
-            elif kind in (JSON, JSON_LINES):
-                readers[name] = JsonReader(text_file, kind == JSON_LINES)
-            elif kind == PLAIN_TEXT:
-                readers[name] = PlainTextReader(text_file, data.lines_are_texts)
-            else:
-                readers[name] = DelimitedReader(text_file, kind == TSV)
-    table = Table(origin, readers)
-    table.class_names |= class_names or {}
-    return table
 
 
 @dataclass(frozen=True)

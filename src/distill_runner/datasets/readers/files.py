@@ -10,47 +10,12 @@ from pathlib import Path
 
 from distill_runner.common.errors import UserError, override, similar_file
 from distill_runner.datasets.readers.dataset import ALL_FILES, Dataset, is_embedded
+from distill_runner.datasets.readers.formats import FORMAT_NAMES, IMAGE_FORMATS, OTHER_FORMATS, file_format
 from distill_runner.datasets.readers.table import FileProblem
 from distill_runner.datasets.readers.text_files import COMPRESSIONS
 
-PARQUET, CSV, TSV, JSON, JSON_LINES, ARROW = "parquet", "csv", "tsv", "json", "jsonl", "arrow"
-PLAIN_TEXT, CONLL = "txt", "conll"
-DATA_FORMATS: dict[str, str] = {
-    ".parquet": PARQUET,
-    ".csv": CSV,
-    ".tsv": TSV,
-    ".json": JSON,
-    ".jsonl": JSON_LINES,
-    ".ndjson": JSON_LINES,
-    ".arrow": ARROW,  # as ``save_to_disk`` of ``datasets`` writes them, in one folder per split
-    ".txt": PLAIN_TEXT,
-    **dict.fromkeys((".conll", ".conllu", ".bio", ".iob"), CONLL),
-}
-"""File name extension, in any letter case -> format. Files of text may be compressed: ``train.csv.gz``."""
-BINARY_FORMATS = frozenset({PARQUET, ARROW})
-IMAGE_FORMATS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
-"""Extensions of files with one image each, in folders ``<split>/<class>``."""
-OTHER_FORMATS = {
-    **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save the sheet as CSV, in UTF-8 if there is a choice."),
-    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), "Unpack it."),
-    **dict.fromkeys((".pkl", ".pickle", ".feather", ".h5", ".orc", ".avro", ".xml"), "Save it as Parquet or JSON."),
-}
-"""Extensions of other files with data -> what to do with them."""
-FORMAT_NAMES = ", ".join(DATA_FORMATS)
-
 _SYNONYMS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing"))
 _SHARD = re.compile(r"-(?P<number>\d+)-of-(?P<count>\d+)$")
-
-
-def file_format(path: Path) -> str | None:
-    """Return the format of a file by its name; None if it is not a file of data, or a hidden file."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if path.name.startswith(".") or not suffixes:
-        return None
-    if suffixes[-1] in COMPRESSIONS:
-        inner = DATA_FORMATS.get(suffixes[-2]) if len(suffixes) > 1 else None
-        return None if inner in BINARY_FORMATS else inner
-    return DATA_FORMATS.get(suffixes[-1])
 
 
 def _stem(path: Path) -> str:

@@ -16,7 +16,8 @@ from distill_runner.common.errors import UserError, override
 from distill_runner.common.hub import HubError
 from distill_runner.common.library_switches import offline_datasets
 from distill_runner.datasets.readers.dataset import Dataset, is_embedded, parse_split
-from distill_runner.datasets.readers.files import file_format, local_data, missing_split
+from distill_runner.datasets.readers.files import local_data, missing_split
+from distill_runner.datasets.readers.formats import file_format
 from distill_runner.datasets.readers.table import class_names, library_errors
 
 CARD = "README.md"
