@@ -18,7 +18,7 @@ from torch import Tensor
 from distill_runner.datasets.batches import GOLDEN, AnyBatch, Unit, rounded_up, split_mix
 from distill_runner.datasets.images import Augment
 from distill_runner.datasets.splits import Split
-from distill_runner.datasets.tokenization import stored_array
+from distill_runner.datasets.tokenization import array_in
 
 PIXELS_PER_TOKEN = 64
 """Pixels that count as one token where batches are limited by their number of tokens: 16 tokens for 32 x 32."""
@@ -114,7 +114,7 @@ class ImageSplit(Split):
 
     def __init__(self, folder: Path, normalization: Normalization, augment: Augment, views: int | None = None) -> None:
         self.images: np.ndarray = np.load(folder / "images.npy", mmap_mode="r")
-        self.labels = stored_array(folder, "labels")
+        self.labels = array_in(folder, "labels")
         self.normalization, self.augment = torch.tensor(normalization), augment
         self.num_views = views if augment.pad or augment.flip else 1
 

@@ -11,7 +11,7 @@ import torch
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, length_groups, rounded_up
-from distill_runner.datasets.tokenization import Examples, array_files, stored_array, uses_segment_ids
+from distill_runner.datasets.tokenization import Examples, array_files, array_in, uses_segment_ids
 
 HOLD_OUT_SEED, SCORE_RANGES = 0, 10
 """Constants, so that the held-out set depends on the data alone and all runs select on the same examples."""
@@ -95,8 +95,8 @@ class TokenSplit(Split):
 
     def __init__(self, folder: Path) -> None:
         self.ids, self.offsets = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "offsets"))
-        self.segments, self.labels = stored_array(folder, "segments"), stored_array(folder, "labels")
-        self.example_weights = stored_array(folder, WEIGHTS)
+        self.segments, self.labels = array_in(folder, "segments"), array_in(folder, "labels")
+        self.example_weights = array_in(folder, WEIGHTS)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -80,7 +80,7 @@ def array_files(folder: Path, dtypes: Mapping[str, Any]) -> Iterator[dict[str, A
         yield {name: stack.enter_context(ArrayFile(folder / f"{name}.npy", dtype)) for name, dtype in dtypes.items()}
 
 
-def stored_array(folder: Path, name: str) -> np.ndarray | None:
+def array_in(folder: Path, name: str) -> np.ndarray | None:
     """Return the array ``<name>.npy`` of a folder, memory-mapped; None if it has none of the name."""
     file = folder / f"{name}.npy"
     return np.load(file, mmap_mode="r") if file.exists() else None

@@ -17,7 +17,7 @@ from distill_runner.datasets.readers.content import column_names, hub_commit
 from distill_runner.datasets.readers.dataset import Dataset
 from distill_runner.datasets.readers.table import FileRecord, TableRecord, recorded_tables
 from distill_runner.datasets.splits import CorpusSplit, HeldOutSplit, Split, held_out_examples
-from distill_runner.datasets.tokenization import stored_array
+from distill_runner.datasets.tokenization import array_in
 from distill_runner.models.sources import ModelSource, resolve_source
 from distill_runner.models.vocabulary import num_changed, trim_tokenizer
 from distill_runner.models.weights import WeightsReport, read_report
@@ -133,7 +133,7 @@ class StageInputs:
             return None
         content = json.loads((folder / ACCOUNT).read_text(encoding="utf-8"))
         account = SplitAccount(**{**content, "files": [FileRecord(**record) for record in content["files"]]})
-        return account, stored_array(folder, HASHES)
+        return account, array_in(folder, HASHES)
 
     def _read_data(self, stage: Stage) -> Data:
         corpus, seed = stage.config.corpus, stage_seed(stage.config.seed, stage.name)

@@ -21,13 +21,7 @@ import torch
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch, rounded_up
 from distill_runner.datasets.splits import EXAMPLES_PER_CALL, TokenSplit
-from distill_runner.datasets.tokenization import (
-    SpecialTokens,
-    array_files,
-    cut_windows,
-    require_offsets,
-    stored_array,
-)
+from distill_runner.datasets.tokenization import SpecialTokens, array_files, array_in, cut_windows, require_offsets
 from distill_runner.tasks.decoding import MIN_PROBABILITY
 from distill_runner.tasks.tokens.sentences import UNITS, Sentence, Sentences, Span
 from distill_runner.tasks.tokens.tags import TagSet
@@ -61,8 +55,8 @@ class Words(TokenSplit):
         names = ("heads", "head_offsets", "first_outputs", "bounds", "begins", "ends")
         arrays = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in names)
         self.heads, self.head_offsets, self.first_outputs, self.bounds, self.begins, self.ends = arrays
-        self.tags: Any = stored_array(folder, "tags")
-        self.head_tags = stored_array(folder, "head_tags")
+        self.tags: Any = array_in(folder, "tags")
+        self.head_tags = array_in(folder, "head_tags")
 
     @property
     def num_outputs(self) -> int:

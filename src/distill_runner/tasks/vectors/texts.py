@@ -18,7 +18,7 @@ from torch.nn import functional
 from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import Split, TokenSplit
-from distill_runner.datasets.tokenization import Examples, stored_array
+from distill_runner.datasets.tokenization import Examples, array_in
 from distill_runner.methods.outputs import Outputs
 
 
@@ -32,7 +32,7 @@ class Texts(TokenSplit):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.labels = None
-        self.skipped = stored_array(folder, "skipped")
+        self.skipped = array_in(folder, "skipped")
 
     def batch(self, index: Sequence[int] | np.ndarray, length_multiple: int | None = LENGTH_MULTIPLE) -> Batch:
         batch = super().batch(index, length_multiple)
@@ -51,7 +51,7 @@ class TextRows(Split):
     def __init__(self, folder: Path) -> None:
         self.texts = Texts(folder)
         self.per_row = int(np.load(folder / "per_row.npy"))
-        self.labels = stored_array(folder, "labels")
+        self.labels = array_in(folder, "labels")
 
     def __len__(self) -> int:
         return len(self.texts) // self.per_row
