@@ -31,6 +31,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.readers.content import read_table
+from distill_runner.datasets.tokenization import Examples
 from distill_runner.deploy.folder import ModelFolder
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
@@ -107,7 +108,7 @@ def sentence_encoder(rng: Any, folder: Path) -> Case:
             model = build(ModelConfig(source=str(folder), head="keep"), task.head)
             for prompt in dict(sorted(task.prompts.items(), reverse=True)).values():
                 with TemporaryDirectory() as scratch:
-                    write_texts(Path(scratch), [TEXTS], None, source.tokenizer(), limit, [prompt])
+                    write_texts(Path(scratch), Examples([TEXTS], None), source.tokenizer(), limit, [prompt])
                     vectors.append(predict(model, TextRows(Path(scratch)), Device.from_name("cpu", "fp32")))
         rows = [np.broadcast_to(row, vectors[2].shape) for row in vectors[1]]
         scores = [pair_similarities(row, vectors[2], task.similarity) for row in rows]

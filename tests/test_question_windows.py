@@ -16,7 +16,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.readers.content import read_rows
 from distill_runner.datasets.tokenization import cut_windows
-from distill_runner.tasks.questions.data import Question, Windowing, read_questions
+from distill_runner.tasks.questions.data import Question, QuestionExamples, Windowing, read_questions
 from distill_runner.tasks.questions.windows import OUTSIDE, Windows, write_windows
 from helpers import run_qa
 from helpers.made_questions import Row, made_rows, real_rows, windows_of
@@ -253,4 +253,4 @@ def test_a_slow_tokenizer_is_refused(wordpiece: Any, tmp_path: Path) -> None:
         is_fast = False
 
     with pytest.raises(UserError, match="does not give the characters of each token"):
-        write_windows(tmp_path, [], Slow(), 48, Windowing(), labeled=True)
+        write_windows(tmp_path, QuestionExamples(lambda: iter([]), True), Slow(), 48, Windowing())

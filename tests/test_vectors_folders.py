@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertModel, T5Config, T5EncoderModel
 
 from distill_runner.common.errors import UserError
-from distill_runner.datasets.tokenization import save_tokenizer
+from distill_runner.datasets.tokenization import Examples, save_tokenizer
 from distill_runner.deploy.folder import ModelFolder
 from distill_runner.models.build import build, load_model
 from distill_runner.models.config import Head, ModelConfig, VectorOptions
@@ -32,7 +32,7 @@ def own_vectors(folder: Path, scratch: Path, prompt: str = "", **options: Any) -
     head = Head("AutoModel", vectors=VectorOptions(prompts={"text": prompt}, max_length=16, **options))
     model = build(ModelConfig(source=str(folder), head="keep"), head)
     scratch.mkdir()
-    write_texts(scratch, [TEXTS], None, resolve_source(str(folder)).tokenizer(), 16, [prompt])
+    write_texts(scratch, Examples([TEXTS], None), resolve_source(str(folder)).tokenizer(), 16, [prompt])
     return model, predict(model, TextRows(scratch), Device.from_name("cpu", "fp32"))
 
 

@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet
 from scipy.stats import spearmanr
 
+from distill_runner.datasets.tokenization import Examples
 from distill_runner.tasks.vectors.texts import TextRows, write_texts
 from helpers.command import distill_run
 from helpers.sentence_folders import folder_with
@@ -152,7 +153,7 @@ def test_a_row_keeps_its_texts_together(place: Path, tmp_path: Path) -> None:
 
     columns = [["a", "b c", "d e f"], ["g h i j", "a", "b"], ["c c c", "d", "e e"]]
     tokenizer = resolve_source(str(place / "teacher")).tokenizer()
-    write_texts(tmp_path, columns, np.array([0.0, 1.0, 2.0], dtype=np.float32), tokenizer, 16, ["", "", ""])
+    write_texts(tmp_path, Examples(columns, np.array([0.0, 1.0, 2.0], dtype=np.float32)), tokenizer, 16, ["", "", ""])
     batch = TextRows(tmp_path).batch([2, 0, 2])
     assert batch.labels is not None
     assert batch.labels.tolist() == [2.0, 0.0, 2.0]

@@ -29,6 +29,7 @@ import torch
 
 from distill_runner.common.library_switches import computation_mode, quiet_transformers
 from distill_runner.common.terminal import markdown_table
+from distill_runner.datasets.tokenization import Examples
 from distill_runner.methods.config import parse_method
 from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
@@ -72,7 +73,7 @@ def teacher_vectors(folder: Path, texts: list[str]) -> None:
     """Write the teacher's vectors of the texts to ``folder``, as distill-run caches them."""
     source, device = resolve_source(TEACHER), Device.from_name("cpu", "fp32")
     model = build(ModelConfig(source=TEACHER, head="keep"), task().head)
-    write_texts(folder, [texts], None, source.tokenizer(), MAX_LENGTH, [""])
+    write_texts(folder, Examples([texts], None), source.tokenizer(), MAX_LENGTH, [""])
     shape = read_shape(ModelConfig(source=TEACHER), source)
     needs = NEEDS_LOGITS.describe(shape, shape, Vectors()).teacher_needs
     (folder / "targets").mkdir()
@@ -90,7 +91,7 @@ def train_own(model: Any, texts: list[str], vectors: Path, steps: int) -> Callab
         curve: list[float] = []
         with tempfile.TemporaryDirectory() as name, computation_mode():
             folder = Path(name)
-            write_texts(folder, [texts], None, tokenizer, MAX_LENGTH, [""])
+            write_texts(folder, Examples([texts], None), tokenizer, MAX_LENGTH, [""])
             of_vectors = replace(shape, num_labels=width)
             method = config.build(of_vectors, of_vectors, Vectors())
             targets = CachedTargets(vectors, device, method.teacher_needs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distill_runner.tasks.questions.data import Windowing, read_questions
+from distill_runner.tasks.questions.data import QuestionExamples, Windowing, read_questions
 from distill_runner.tasks.questions.windows import Windows, write_windows
 from helpers.words import WORDS
 
@@ -56,6 +56,6 @@ def real_rows(data_dir: Path, number: int) -> list[Row]:
 
 def windows_of(folder: Path, rows: list[Row], tokenizer: Any, max_length: int, **windowing: Any) -> Windows:
     folder.mkdir(exist_ok=True)
-    questions = list(read_questions(rows, needs_answers=False))
-    write_windows(folder, questions, tokenizer, max_length, Windowing(**windowing), labeled=True)
+    questions = QuestionExamples(lambda: read_questions(rows, needs_answers=False), labeled=True)
+    write_windows(folder, questions, tokenizer, max_length, Windowing(**windowing))
     return Windows(folder)

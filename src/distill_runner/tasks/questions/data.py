@@ -1,8 +1,9 @@
 """Questions: how they are read from rows in SQuAD's format and checked, and the options of their windows."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -55,6 +56,26 @@ class Question:
     context: str
     answers: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class QuestionExamples:
+    """Questions that can be read repeatedly; ``language`` selects MLQA's rules of scoring, None those of SQuAD."""
+
+    read: Callable[[], Iterator[Question]]
+    labeled: bool
+    language: str | None = None
+
+    def __iter__(self) -> Iterator[Question]:
+        return self.read()
+
+    def __len__(self) -> int:
+        """Read all questions, and return their number."""
+        return sum(1 for _ in self)
+
+    def first(self, count: int) -> "QuestionExamples":
+        """Return the first questions."""
+        return replace(self, read=lambda: islice(self.read(), count))
 
 
 def read_questions(

@@ -3,9 +3,8 @@
 import json
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -18,7 +17,7 @@ from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.content import read_rows
 from distill_runner.models.config import Head
 from distill_runner.tasks.questions import answers
-from distill_runner.tasks.questions.data import Question, Windowing, read_questions
+from distill_runner.tasks.questions.data import Question, QuestionExamples, Windowing, read_questions
 from distill_runner.tasks.task import SPANS, ExamplePredictions, Task
 
 if TYPE_CHECKING:
@@ -28,26 +27,6 @@ if TYPE_CHECKING:
 NO_ANSWER = "no answer"
 CONTEXT_LENGTH = 300
 """Maximum number of characters of a context in ``QuestionsTask.example_texts``."""
-
-
-@dataclass(frozen=True)
-class QuestionExamples:
-    """Questions that can be read repeatedly; ``language`` selects MLQA's rules of scoring, None those of SQuAD."""
-
-    read: Callable[[], Iterator[Question]]
-    labeled: bool
-    language: str | None = None
-
-    def __iter__(self) -> Iterator[Question]:
-        return self.read()
-
-    def __len__(self) -> int:
-        """Read all questions, and return their number."""
-        return sum(1 for _ in self)
-
-    def first(self, count: int) -> "QuestionExamples":
-        """Return the first questions."""
-        return replace(self, read=lambda: islice(self.read(), count))
 
 
 @dataclass(frozen=True)
@@ -183,9 +162,7 @@ class QuestionsTask(Task):
     def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         from distill_runner.tasks.questions.windows import write_windows
 
-        return write_windows(
-            folder, examples, tokenizer, self.max_length, self.windowing, examples.labeled, examples.language
-        )
+        return write_windows(folder, examples, tokenizer, self.max_length, self.windowing)
 
     def open(self, folder: Path, views: int | None = None) -> Any:
         from distill_runner.tasks.questions.windows import Windows

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import LENGTH_MULTIPLE, Batch
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.datasets.tokenization import ArrayFile, SpecialTokens, array_files, cut_windows, require_offsets
-from distill_runner.tasks.questions.data import Question, Windowing
+from distill_runner.tasks.questions.data import Question, QuestionExamples, Windowing
 
 log = logging.getLogger(__name__)
 
@@ -92,24 +92,16 @@ class Windows(TokenSplit):
 
 
 def write_windows(
-    folder: Path,
-    questions: Iterable[Question],
-    tokenizer: Any,
-    max_length: int,
-    windowing: Windowing,
-    labeled: bool,
-    language: str | None = None,
+    folder: Path, questions: QuestionExamples, tokenizer: Any, max_length: int, windowing: Windowing
 ) -> int:
     """Tokenize questions and write the files that ``Windows`` reads. Only digests of the contexts are kept in memory.
 
     Args:
         folder: existing folder for the files.
-        questions: questions to write, read once.
+        questions: questions to write, read once; with the positions of the answers if they are labeled.
         tokenizer: a fast tokenizer, which gives the character offsets of its tokens.
         max_length: maximum number of tokens of a window, including special tokens.
         windowing: how a long context is divided.
-        labeled: whether to write the positions of the answers.
-        language: language of the contexts, used for scoring.
     Returns:
         The number of questions that are too long and lost tokens.
     Raises:
@@ -119,10 +111,12 @@ def write_windows(
     frame = SpecialTokens.from_tokenizer(tokenizer)
     capacity = frame.max_text_tokens(max_length, pair=True)
     max_question = min(capacity // 2, windowing.max_question or capacity)
-    (folder / "language.json").write_text(json.dumps(language), encoding="utf-8")
+    (folder / "language.json").write_text(json.dumps(questions.language), encoding="utf-8")
     options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    dtypes = {name: dtype for name, dtype in FILES.items() if questions.labeled or name != "labels"}
     truncated = 0
-    with array_files(folder, {name: dtype for name, dtype in FILES.items() if labeled or name != "labels"}) as files:
+    with array_files(folder, dtypes) as files:
+        writer = _Writer(files, frame, capacity, windowing)
 
         def append_text(name: str, text: str) -> None:
             files[f"{name}_bytes"].append(np.frombuffer(text.encode(), dtype=np.uint8))
@@ -149,7 +143,7 @@ def write_windows(
                     problem = f"the context '{question.context[:60]}' has no token that the tokenizer knows"
                     raise UserError("task.columns", None, problem, "Remove or repair such rows.")
                 sides = np.asarray(ids[:max_question], dtype=np.int32), np.asarray(context_ids, dtype=np.int32)
-                _append_windows(files, question, *sides, np.asarray(characters), frame, capacity, windowing)
+                writer.append(question, *sides, np.asarray(characters))
     if truncated:
         message = "%d of %d questions are longer than %d tokens, and are truncated"
         log.warning(message, truncated, files["contexts"].size, max_question)
@@ -169,43 +163,46 @@ def _portions(questions: Iterable[Question]) -> Iterator[list[Question]]:
         yield portion
 
 
-def _append_windows(
-    files: dict[str, ArrayFile],
-    question: Question,
-    question_ids: np.ndarray,
-    context_ids: np.ndarray,
-    characters_T2: np.ndarray,
-    frame: SpecialTokens,
-    capacity: int,
-    windowing: Windowing,
-) -> None:
-    """Append all windows of one question to ``files``; ``capacity`` counts tokens of question and context together.
+@dataclass(frozen=True)
+class _Writer:
+    """Writer of windows to ``files``; ``capacity`` counts tokens of question and context together."""
 
-    Args:
-        characters_T2: first character of each token of the context, and the character after its last one.
-    """
-    capacity -= len(question_ids)
-    size, prefix = len(context_ids), sum(map(len, frame.pair[:2])) + len(question_ids)
-    step = windowing.tokens if windowing.stride == "step" else capacity - windowing.tokens
-    for first, last, is_owned in cut_windows(size, capacity, step):
-        ids, segments = frame.add_to(question_ids, context_ids[first:last])
-        tokens = slice(prefix, prefix + last - first)
-        begins, ends = characters_T2[first:last].T
-        characters = np.full((2, len(ids)), OUTSIDE, dtype=np.int32)
-        characters[:, tokens] = begins, ends
-        may_start = characters[0] != OUTSIDE
-        if windowing.stride == "step":
-            may_start[tokens] = is_owned
-        columns = {"ids": ids, "segments": segments, "begins": characters[0], "ends": characters[1]}
-        for name, values in (columns | {"may_start": may_start}).items():
-            files[name].append(values)
-        files["offsets"].append([files["ids"].size])
-        if "labels" in files:
-            label = (0, 0)  # [CLS], if the window lacks a part of the answer
-            if question.starts and question.starts[0] >= 0:
-                start, stop = question.starts[0], question.starts[0] + len(question.answers[0])
-                if begins[0] <= start and stop <= ends[-1]:
-                    start_token = int(np.searchsorted(begins, start, side="right")) - 1
-                    label = prefix + start_token, prefix + int(np.searchsorted(ends, stop, side="left"))
-            files["labels"].append(label)
-    files["window_offsets"].append([files["offsets"].size - 1])
+    files: dict[str, ArrayFile]
+    frame: SpecialTokens
+    capacity: int
+    windowing: Windowing
+
+    def append(
+        self, question: Question, question_ids: np.ndarray, context_ids: np.ndarray, characters_T2: np.ndarray
+    ) -> None:
+        """Append all windows of one question.
+
+        Args:
+            characters_T2: first character of each token of the context, and the character after its last one.
+        """
+        frame, windowing, files = self.frame, self.windowing, self.files
+        capacity, size = self.capacity - len(question_ids), len(context_ids)
+        prefix = sum(map(len, frame.pair[:2])) + len(question_ids)
+        step = windowing.tokens if windowing.stride == "step" else capacity - windowing.tokens
+        for first, last, is_owned in cut_windows(size, capacity, step):
+            ids, segments = frame.add_to(question_ids, context_ids[first:last])
+            tokens = slice(prefix, prefix + last - first)
+            begins, ends = characters_T2[first:last].T
+            characters = np.full((2, len(ids)), OUTSIDE, dtype=np.int32)
+            characters[:, tokens] = begins, ends
+            may_start = characters[0] != OUTSIDE
+            if windowing.stride == "step":
+                may_start[tokens] = is_owned
+            columns = {"ids": ids, "segments": segments, "begins": characters[0], "ends": characters[1]}
+            for name, values in (columns | {"may_start": may_start}).items():
+                files[name].append(values)
+            files["offsets"].append([files["ids"].size])
+            if "labels" in files:
+                label = (0, 0)  # [CLS], if the window lacks a part of the answer
+                if question.starts and question.starts[0] >= 0:
+                    start, stop = question.starts[0], question.starts[0] + len(question.answers[0])
+                    if begins[0] <= start and stop <= ends[-1]:
+                        start_token = int(np.searchsorted(begins, start, side="right")) - 1
+                        label = prefix + start_token, prefix + int(np.searchsorted(ends, stop, side="left"))
+                files["labels"].append(label)
+        files["window_offsets"].append([files["offsets"].size - 1])

@@ -162,8 +162,7 @@ class VectorTask(TextTask):
     def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
         from distill_runner.tasks.vectors.texts import write_texts
 
-        prompts = self.text_prompts(examples)
-        return write_texts(folder, examples.texts, examples.labels, tokenizer, self.max_length, prompts)
+        return write_texts(folder, examples, tokenizer, self.max_length, self.text_prompts(examples))
 
     def open(self, folder: Path, views: int | None = None) -> Any:
         from distill_runner.tasks.vectors.texts import TextRows

@@ -92,30 +92,22 @@ class TextRows(Split):
         return self.texts
 
 
-def write_texts(
-    folder: Path,
-    columns: Sequence[Sequence[str]],
-    labels: np.ndarray | None,
-    tokenizer: Any,
-    max_length: int,
-    prompts: Sequence[str],
-) -> int:
+def write_texts(folder: Path, examples: Examples, tokenizer: Any, max_length: int, prompts: Sequence[str]) -> int:
     """Tokenize the texts of each row, and save them in ``folder``.
 
     Args:
-        columns: N texts for each of k columns.
         prompts: text that is put before each text, row by row; they are repeated if there are more texts.
     Returns:
         The number of texts that lost tokens.
     Raises:
         UserError: a prompt leaves no room for a text.
     """
-    texts = [text for row in zip(*columns, strict=True) for text in row]
+    texts = [text for row in zip(*examples.texts, strict=True) for text in row]
     prompted = [prompt + text for prompt, text in zip(cycle(prompts), texts, strict=False)]
     cut = TokenSplit.write(folder, Examples([prompted], None), tokenizer, max_length)
-    np.save(folder / "per_row.npy", len(columns))
-    if labels is not None:
-        np.save(folder / "labels.npy", labels)
+    np.save(folder / "per_row.npy", len(examples.texts))
+    if examples.labels is not None:
+        np.save(folder / "labels.npy", examples.labels)
     if any(prompts):
         length = {prompt: _prompt_length(prompt, tokenizer) for prompt in {*prompts}}
         if max(length.values()) + 2 > max_length:
