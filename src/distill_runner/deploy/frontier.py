@@ -104,6 +104,10 @@ class FrontierRow(Contender):
         """Median latency of one example in milliseconds."""
         return self.cost.milliseconds[50]
 
+    def place(self, axis: str) -> float:
+        """Return the place of the row on an axis of ``_AXES``, in its unit."""
+        return self.latency if axis == LATENCY else self.num_bytes / 1e6
+
 
 def score(
     candidates: Sequence[Candidate], costs: Mapping[str, RunningCost], metric: str, margin: float
@@ -138,7 +142,7 @@ def with_tests(rows: Sequence[FrontierRow], smallest: str = SIZE) -> list[Fronti
     chains = grouped(((row.family, row.form), row) for row in rows if row.family is not None)
     good = set()
     for chain in chains.values():
-        for row in sorted(chain, key=lambda row: _cost(row, smallest), reverse=True):
+        for row in sorted(chain, key=lambda row: row.place(smallest), reverse=True):
             if row.p is None or row.p > ALPHA / len(chains):
                 break
             good.add(row.label)
@@ -150,18 +154,14 @@ def choice(rows: Sequence[FrontierRow], smallest: str = SIZE) -> FrontierRow:
     students = [row for row in rows if row.family is not None]
     good = [row for row in students if row.is_good]
     if good:
-        return min(good, key=lambda row: (_cost(row, smallest), -row.score))
-    return max(students, key=lambda row: (row.score, -_cost(row, smallest)))
-
-
-def _cost(row: FrontierRow, smallest: str) -> float:
-    return row.num_bytes if smallest == SIZE else row.latency
+        return min(good, key=lambda row: (row.place(smallest), -row.score))
+    return max(students, key=lambda row: (row.score, -row.place(smallest)))
 
 
 def pareto(rows: Iterable[FrontierRow], smallest: str) -> list[FrontierRow]:
     """Return the rows that no other row beats in score and cost, from the cheapest to the best."""
     best: list[FrontierRow] = []
-    for row in sorted(rows, key=lambda row: (_cost(row, smallest), -row.score)):
+    for row in sorted(rows, key=lambda row: (row.place(smallest), -row.score)):
         if not best or row.score > best[-1].score:
             best.append(row)
     return best
@@ -209,7 +209,7 @@ def teacher_notes(rows: Sequence[FrontierRow], row: FrontierRow, smallest: str =
     return [
         f"The {other.label} has no larger {cost} than the student and scores {100 * other.score:.2f}."
         for other in rows
-        if other.family is None and other.score >= row.score and _cost(other, smallest) <= _cost(row, smallest)
+        if other.family is None and other.score >= row.score and other.place(smallest) <= row.place(smallest)
     ]
 
 
@@ -249,21 +249,17 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
     with style():
         picture, panels_of = panels(2, 2, width=5.2, height=4.0)
         for panel, (axis, words) in zip(panels_of, _AXES.items(), strict=True):
-
-            def place(row: FrontierRow, axis: str = axis) -> float:
-                return row.latency if axis == LATENCY else row.num_bytes / 1e6
-
             best = pareto(rows, axis)
-            panel.plot([place(row) for row in best], [100 * row.score for row in best], zorder=1, **PARETO)
+            panel.plot([row.place(axis) for row in best], [100 * row.score for row in best], zorder=1, **PARETO)
             for row in rows:
-                x, y, (low, high) = place(row), 100 * row.score, row.cost.interval
+                x, y, (low, high) = row.place(axis), 100 * row.score, row.cost.interval
                 heights = [[y - 100 * row.interval[0]], [100 * row.interval[1] - y]]
                 widths = [[max(0.0, x - low)], [max(0.0, high - x)]] if axis == LATENCY else None
                 color = COLORS[6] if row.family is None else COLORS[0]
                 look: dict[str, Any] = {"color": color, "marker": _MARKERS[row.form]}
                 panel.errorbar(x, y, heights, widths, elinewidth=0.8, capsize=2, **look)
                 names.setdefault(panel, []).append((row.name, x, y))
-            panel.plot(place(selection), 100 * selection.score, **CHOICE)
+            panel.plot(selection.place(axis), 100 * selection.score, **CHOICE)
             panel.axhline(100 * rows[0].score - margin, **FLOOR)
             panel.set_xscale("log")
             panel.xaxis.set_major_formatter("{x:g}")

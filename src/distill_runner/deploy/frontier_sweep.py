@@ -226,34 +226,27 @@ class FrontierSweep:
     def finish(self, launch: Launch, notes: list[str]) -> None:
         """Export, score, time, choose, write and print; the test split of the chosen student comes last."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        settings, metric = self.settings, self.task.metrics[0]
-        candidates = self._candidates()
-        with pinned_cpus(settings.threads) as cpus:
-            log.info("timing %d models in turns", len(candidates))
-            machine = measure.conditions(settings.threads, cpus)  # with the load of other work, not of the timing
-            engines = {one.label: onnx.OnnxEngine(one.files[0], settings.threads) for one in candidates}
-            costs = measure.running_costs(engines, {one.label: one.examples for one in candidates}, settings.examples)
-        circumstances = f"Timing: {measure.in_words(machine)}. At most {settings.examples} validation examples "
-        circumstances += f"in {measure.ROUNDS} rounds; the models take turns in each."
+        settings, metric, candidates = self.settings, self.task.metrics[0], self._candidates()
+        costs, machine = self._timed(candidates)
         rows = frontier.with_tests(frontier.score(candidates, costs, metric, settings.margin), settings.smallest)
         row = frontier.choice(rows, settings.smallest)
         best = next(candidate for candidate in candidates if candidate.label == row.label)
         scores = best.scores(metric)
         number = scores.index(max(scores))
         run, point = self.students[best.name][number]
-        assert point.stage is not None
-        terms = point.stage.config.method.terms.values()
+        terms = point.student.config.method.terms.values()
         temperature = max([1.0, *(float(term.options.get("temperature", 1)) for term in terms)])
         remedy = frontier.advice(run["steps_in_all"] or run["steps"], temperature)
         words = [frontier.conclusion(rows, row, settings.margin, candidates[0].examples.split.num_examples, remedy)]
         words += frontier.teacher_notes(rows, row, settings.smallest)
         if len(scores) > 1:
             words.append(f"served: seed {best.seeds[number]}, the best of {len(scores)} on validation")
-        notes = [*words, *notes, circumstances]
+        circumstances = f"Timing: {measure.in_words(machine)}. At most {settings.examples} validation examples "
+        circumstances += f"in {measure.ROUNDS} rounds; the models take turns in each."
         text = frontier.table(rows, metric, row, settings.margin, settings.smallest)
-        picture = self.folder / "frontier.png"
+        paragraphs, picture = [text, *words, *notes, circumstances], self.folder / "frontier.png"
         save(frontier.figure(rows, row, metric, self.task.name, settings.margin), picture)
-        (self.folder / "frontier.md").write_text("\n\n".join([text, *notes]) + "\n", encoding="utf-8")
+        (self.folder / "frontier.md").write_text("\n\n".join(paragraphs) + "\n", encoding="utf-8")
         entries = [asdict(one) | {"family": None} for one in rows]
         served = {"choice": row.label if row.is_good else None, "served": row.label, "run": str(point.folder)}
         write_json(self.folder / "frontier.json", {**served, "machine": machine, "rows": entries})
@@ -261,35 +254,53 @@ class FrontierSweep:
         with_tests = _with_tests(self.grid, point)
         if with_tests.stage and with_tests.stage.config.task and with_tests.stage.config.task.test:
             launch([with_tests.overrides])
-        folder, card = self.folder / "best", self.folder / "best" / CARD
-        previous = card.read_text(encoding="utf-8") if card.is_file() else ""
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(point.folder / "model", folder, ignore=shutil.ignore_patterns(onnx.FOLDER))
-        card.write_text(with_additions(card.read_text(encoding="utf-8"), previous), encoding="utf-8")
-        (folder / onnx.FOLDER).mkdir()
-        for file in (one.files[number] for one in candidates if one.name == best.name):
-            shutil.copyfile(file, folder / onnx.FOLDER / file.name)
-        shutil.copyfile(picture, folder / picture.name)
-        paragraphs, served_file = [text, *notes, f"![The frontier]({picture.name})"], best.files[number].name
-        write_service(folder, folder / onnx.FOLDER / served_file, self.task, settings.threads, paragraphs)
-        print(f"\n{text}\n", *notes, f"written: {self.folder}", f"to serve: {folder}", sep="\n")
+        files = [one.files[number] for one in candidates if one.name == best.name]
+        folder = self._serve(point.folder / "model", files, best.files[number].name, picture, paragraphs)
+        print(f"\n{text}\n", *paragraphs[1:], f"written: {self.folder}", f"to serve: {folder}", sep="\n")
         for name, tested in ((point.result().get("test") or {}).get("splits") or {}).items():
             teacher = tested.get("teacher_score")
             compared = "" if teacher is None else f", its teacher {100 * teacher:.2f}"
             print(f"{name}, of the chosen student alone: {metric} {100 * tested['score']:.2f}{compared}")
 
+    def _timed(self, candidates: Sequence[Candidate]) -> tuple[Mapping[str, measure.RunningCost], Mapping[str, Any]]:
+        """Return the cost of each candidate by its label, and the conditions in which it was measured."""
+        settings = self.settings
+        with pinned_cpus(settings.threads) as cpus:
+            log.info("timing %d models in turns", len(candidates))
+            machine = measure.conditions(settings.threads, cpus)  # with the load of other work, not of the timing
+            engines = {one.label: onnx.OnnxEngine(one.files[0], settings.threads) for one in candidates}
+            examples = {one.label: one.examples for one in candidates}
+            return measure.running_costs(engines, examples, settings.examples), machine
+
+    def _serve(self, model: Path, files: Sequence[Path], served: str, picture: Path, paragraphs: list[str]) -> Path:
+        """Write the folder of the student to serve, and return it.
+
+        Args:
+            model: folder of the student.
+            files: ONNX files of its forms, of which the one named ``served`` is served.
+            paragraphs: of its card.
+        """
+        folder, card = self.folder / "best", self.folder / "best" / CARD
+        previous = card.read_text(encoding="utf-8") if card.is_file() else ""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(model, folder, ignore=shutil.ignore_patterns(onnx.FOLDER))
+        card.write_text(with_additions(card.read_text(encoding="utf-8"), previous), encoding="utf-8")
+        (folder / onnx.FOLDER).mkdir()
+        for file in files:
+            shutil.copyfile(file, folder / onnx.FOLDER / file.name)
+        shutil.copyfile(picture, folder / picture.name)
+        paragraphs = [*paragraphs, f"![The frontier]({picture.name})"]
+        write_service(folder, folder / onnx.FOLDER / served, self.task, self.settings.threads, paragraphs)
+        return folder
+
     @property
     def task(self) -> Task:
-        stage = next(iter(self.students.values()))[0][1].stage
-        assert stage is not None
-        assert stage.config.task is not None
-        return stage.config.task
+        return next(iter(self.students.values()))[0][1].student.task
 
     def _exporter(self, point: GridPoint, of_teacher: bool = False) -> Exporter:
-        assert point.run is not None
-        assert point.stage is not None
-        stage = point.stage.first_teacher if of_teacher else point.stage
+        stage = point.student.first_teacher if of_teacher else point.student
         assert stage is not None
+        assert point.run is not None
         pipeline = Pipeline(Store(point.run.store.dir), point.run.runtime)
         return Exporter(stage, pipeline, self.task, self.task.validation[self.task.scored_splits[0]])
 

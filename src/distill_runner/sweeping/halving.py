@@ -112,9 +112,9 @@ def require_epochs(points: Iterable[GridPoint]) -> None:
 
 def _num_epochs(point: GridPoint) -> int:
     """Return the number of epochs that a point is trained for; ``require_epochs`` has checked that there is one."""
-    assert point.stage is not None
-    assert point.stage.config.optim.epochs
-    return point.stage.config.optim.epochs
+    epochs = point.student.config.optim.epochs
+    assert epochs
+    return epochs
 
 
 def _scores(point: GridPoint) -> Sequence[float]:

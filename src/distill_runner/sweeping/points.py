@@ -150,6 +150,12 @@ class GridPoint:
             return {"key": self.key, **self.description}
         return {**recorded_identity(self.stage, training_conditions()), **self.description}
 
+    @property
+    def student(self) -> Stage:
+        """The stage of a point that can run."""
+        assert self.stage is not None
+        return self.stage
+
     def result(self) -> Mapping[str, Any]:
         """Return the result of the point's run, or its names with a status if the run has no result."""
         recorded = status.read_run(self.folder) or {}
