@@ -73,7 +73,7 @@ def export(options: Namespace) -> int:
     record = {"margin": options.within, "served": served, "machine": machine, "versions": versions()}
     write_json((model.run or target) / "deploy.json", {**record, "rows": [asdict(row) for row in rows]})
     tables = [measure.table(rows, task.metrics[0], task.agreement_name)]
-    tables += [measure.label_table(row) for row in forms.values() if any(test for *_, test in row.labels.values())]
+    tables += [measure.label_table(row) for row in forms.values() if any(label.test for label in row.labels.values())]
     (file,) = [file for file in (target / FOLDER).iterdir() if (file.stem == "model") == (served == EXACT)]
     write_service(target, file, task, options.threads, [*tables, *conclusions, circumstances], options.license)
     print(*tables, *conclusions, circumstances, f"written: {target}", sep="\n")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -207,6 +207,14 @@ def checked_difference(outputs: np.ndarray, reference: np.ndarray, model: str, t
     return difference
 
 
+class LabelScores(NamedTuple):
+    """F1 of torch and of another form on a label; without a test if their predictions are equal."""
+
+    torch: float
+    form: float
+    test: ExampleTest | None
+
+
 @dataclass(frozen=True)
 class ModelForm:
     """Score, size and running cost of one model in one form.
@@ -221,7 +229,7 @@ class ModelForm:
         agreement: ``Task.agreement`` with torch, such as the fraction of equal predictions; None for torch itself.
         test: of the score against that of torch; None for torch itself, or if it cannot be tested.
         p: of the score being worse than torch's by the margin or more; None without a margin or a test.
-        labels: F1 of torch and of this form by label, with their test; those with equal predictions have none.
+        labels: scores by label.
         cost: latency and throughput.
     """
 
@@ -234,7 +242,7 @@ class ModelForm:
     agreement: float | None = None
     test: ExampleTest | None = None
     p: float | None = None
-    labels: Mapping[str, tuple[float, float, ExampleTest | None]] = field(default_factory=dict)
+    labels: Mapping[str, LabelScores] = field(default_factory=dict)
     cost: RunningCost = RunningCost({}, 0.0)
 
     @property
@@ -321,7 +329,7 @@ def _tests(
     for name, counts in own.items():
         scores = SummedScores([counts], [of_torch[name]], f1_of_counts)
         form, torch = scores.observed.tolist()
-        labels[name] = (torch, form, scores.test() if scores.is_different.any() else None)
+        labels[name] = LabelScores(torch, form, scores.test() if scores.is_different.any() else None)
     if (paired := pair_predictions(metric, predictions[:1], predictions[1:])) is None:
         return {"labels": labels}
     return {"labels": labels, "test": paired.test(), "p": None if margin is None else paired.p_not_worse(margin / 100)}
