@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -170,13 +171,14 @@ def _of_columns(
     id_name = next((name for name in IDS if name in columns), None)
     ids = None if id_name is None else [*map(label_text, columns[id_name])]
     others = [name for name in columns if name != id_name]
-    prefixed = [name for name in others if name.startswith(PREFIX)]
-    sets = prefixed, [name for name in others if classes and name.isdigit()], [*classes]
-    scored = next((own for own in sets if len(own) > 1 and {*own} <= {*others}), [])
+    ways = {"prefix": [name for name in others if name.startswith(PREFIX)]}
+    ways |= {"number": [name for name in others if classes and name.isdigit()], "class": [*classes]}
+    fitting = ((way, own) for way, own in ways.items() if len(own) > 1 and {*own} <= {*others})
+    way, scored = next(fitting, ("", []))
     scores = np.column_stack([columns[name] for name in scored]).astype(np.float64) if scored else None
     if scores is not None and not np.isfinite(scores).all():
         raise ValueError(f"a score in the columns {listed_names(scored)} is missing or not finite")
-    rest = [name for name in others if scored is sets[-1] and name not in (*scored, *PREDICTED, *LABELS)]
+    rest = [name for name in others if way == "class" and name not in (*scored, *PREDICTED, *LABELS)]
     rest = [name for name in rest if all(NUMBER.fullmatch(label_text(value)) for value in columns[name])]
     # A class that no example has, or a number of another kind.
     if rest and scores is not None and not OneClass().logits(scores)[1].all():
@@ -192,14 +194,15 @@ def _of_columns(
     if key == "--predictions" and by_class and all(map(is_scores, by_class)):
         if {*map(len, by_class)} != {1} and any(own.keys() != by_class[0].keys() for own in by_class):
             raise UserError(key, file, "lacks scores of some classes in some rows", "Predict those of all classes.")
-        values, scored = ([], [*by_class[0]]) if len(by_class[0]) > 1 else ([*map(next, map(iter, by_class))], [])
+        way, scored = "key", [*by_class[0]] if len(by_class[0]) > 1 else []
+        values = [] if scored else [*chain(*by_class)]
         scores = np.array([[own[name] for name in scored] for own in by_class], dtype=np.float64) if scored else None
     if labels := class_names.get(candidates[0], []) if candidates else []:
         name_of = dict(enumerate(labels)).get  # None for -1, which is "no label" on the hub
         values = [[*map(name_of, value)] if isinstance(value, list) else name_of(value) for value in values]
-    taken = (("ids", id_name), ("column", *candidates[:1]), ("scores from", *scored[:1]))
-    text = ", ".join(f"{what} '{name[0]}'" for what, *name in taken if name and name[0] is not None)
-    names = [name.removeprefix(PREFIX) for name in scored] if scored is prefixed else scored
+    taken = {"ids": id_name, "column": next(iter(candidates), None), "scores from": next(iter(scored), None)}
+    text = ", ".join(f"{what} '{name}'" for what, name in taken.items() if name is not None)
+    names = [name.removeprefix(PREFIX) for name in scored] if way == "prefix" else scored
     return Values(file, ids, values, scores, names or labels, columns.get("context"), id_name in ROW_NUMBERS, text)
 
 
