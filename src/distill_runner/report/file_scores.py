@@ -12,13 +12,7 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, quantity, short_list
-from distill_runner.datasets.metrics import (
-    CLASSIFICATION_METRICS,
-    OF_PROBABILITIES,
-    OF_SECOND_CLASS,
-    REGRESSION_METRICS,
-    SUMMED,
-)
+from distill_runner.datasets import metrics
 from distill_runner.report.compare import Predictions
 from distill_runner.report.prediction_files import NUMBER, Values, label_text
 from distill_runner.tasks.columns import printed_value
@@ -79,7 +73,7 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
         raise UserError("--gold", gold.file, f"has no label for {quantity(unlabeled, 'example', ',')}", "Add them.")
     names = {*gold_names, *(name for file in files for name in file.names)}
     classes = [*order] or sorted(names, key=lambda name: (len(name), name) if name.isdigit() else (99, name))
-    if metric in OF_SECOND_CLASS and (len(classes) != 2 or not (order or classes == ["0", "1"])):
+    if metric in metrics.OF_SECOND_CLASS and (len(classes) != 2 or not (order or classes == ["0", "1"])):
         problem = f"is of the second of two classes, and there are {short_list(classes)}"
         raise UserError("--metric", metric, problem, IN_ORDER)
     if other := [*({*gold_names} - {*classes})]:
@@ -87,9 +81,9 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
     number, predicted, remarks = {name: place for place, name in enumerate(classes)}, [], []
     for file in files:
         (texts,), remark = _class_names([[*map(label_text, file.values)]], order), ""
-        if file.scores is not None and (metric in OF_PROBABILITIES or not texts):
+        if file.scores is not None and (metric in metrics.OF_PROBABILITIES or not texts):
             outputs, remark = _logits(metric, file, classes, bool(order))
-        elif metric in OF_PROBABILITIES:
+        elif metric in metrics.OF_PROBABILITIES:
             raise UserError("--metric", metric, f"needs scores of the classes, and {file.file} has none")
         else:
             remark = _strays(file, texts, number, gold)
@@ -100,7 +94,7 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
     scored = []
     for own, remark in zip(predicted, remarks, strict=True):
         outputs = np.pad(own, ((0, 0), (0, width - own.shape[1])), constant_values=own.min() - 1)
-        counts = SUMMED["f1_macro"][0](outputs, labels).reshape(len(labels), 3, -1)
+        counts = metrics.SUMMED["f1_macro"][0](outputs, labels).reshape(len(labels), 3, -1)
         by_label = {name: counts[:, :, place] for name, place in number.items()}
         scored.append(Scored(Predictions("outputs", outputs, labels), outputs.argmax(axis=1), by_label, remark))
     return scored
@@ -144,7 +138,7 @@ def _logits(metric: str, file: Values, classes: Sequence[str], is_ordered: bool)
     logs, is_valid, remarks = OneClass().logits(scores)
     if is_valid.all():
         return logs, ", ".join([", probabilities", *remarks])
-    if metric in OF_PROBABILITIES and scores.min() >= 0:
+    if metric in metrics.OF_PROBABILITIES and scores.min() >= 0:
         problem = f"has scores of 0 and more that do not sum to 1, so {metric} has no probabilities"
         raise UserError("--predictions", file.file, problem, "Write probabilities or logits of all classes.")
     return scores, ", logits"
@@ -289,8 +283,8 @@ def _retrieval(metric: str, gold: Values, files: Sequence[Values], order: Sequen
 
 
 TYPES: Mapping[str, tuple[Sequence[str], Callable[..., list[Scored]]]] = {
-    "classification": ([*CLASSIFICATION_METRICS], _classification),
-    "regression": ([*REGRESSION_METRICS], _regression),
+    "classification": ([*metrics.CLASSIFICATION_METRICS], _classification),
+    "regression": ([*metrics.REGRESSION_METRICS], _regression),
     "multilabel": (("f1_micro", "f1_macro", "subset_accuracy"), _multilabel),
     "tokens": (("f1", "precision", "recall", "f1_macro"), _tokens),
     "questions": (("f1", "exact_match"), _questions),

@@ -18,16 +18,7 @@ from math import erfc, lcm
 
 import numpy as np
 
-from distill_runner.datasets.metrics import (
-    SUMMED,
-    Metric,
-    ScoreOfSums,
-    f1_of_counts,
-    mean_of_sums,
-    metric_function,
-    one_against_rest,
-    ratio,
-)
+from distill_runner.datasets import metrics
 from distill_runner.report.statistics import CONFIDENCE, CRITICAL
 
 # --- Metrics of many samples at once
@@ -35,7 +26,7 @@ from distill_runner.report.statistics import CONFIDENCE, CRITICAL
 
 def f1_by_class(counts: np.ndarray) -> np.ndarray:
     """Return F1 (..., T) of T classes, of their counts (..., 3 T) as for ``f1_of_counts``."""
-    return f1_of_counts(counts.reshape(*counts.shape[:-1], -1, 3))
+    return metrics.f1_of_counts(counts.reshape(*counts.shape[:-1], -1, 3))
 
 
 def mean_f1_of_counts(counts: np.ndarray) -> np.ndarray:
@@ -76,14 +67,14 @@ def _spearman(runs: Sequence[np.ndarray], labels: np.ndarray) -> OfSamples:
         for score, of_run in zip(scores, of_runs, strict=True):
             x = of_run(counts).astype(np.float64)
             scale = np.einsum("rn,rn->r", weighted, y) * np.einsum("rn,rn,rn->r", counts, x, x)
-            score[:] = ratio(np.einsum("rn,rn->r", weighted, x), np.sqrt(scale))
+            score[:] = metrics.ratio(np.einsum("rn,rn->r", weighted, x), np.sqrt(scale))
         return scores.T
 
     return of_samples
 
 
 def _pearson_spearman(runs: Sequence[np.ndarray], labels: np.ndarray) -> OfSamples:
-    statistics, score = SUMMED["pearson"]
+    statistics, score = metrics.SUMMED["pearson"]
     moments, spearman = [statistics(run, labels) for run in runs], _spearman(runs, labels)
 
     def of_samples(counts: np.ndarray) -> np.ndarray:
@@ -298,7 +289,7 @@ class SummedScores(PairedScores):
         self,
         first: Sequence[np.ndarray],
         second: Sequence[np.ndarray],
-        score: ScoreOfSums,
+        score: metrics.ScoreOfSums,
         clusters: np.ndarray | None = None,
     ) -> None:
         """Take the statistics of the examples.
@@ -342,7 +333,7 @@ class SummedScores(PairedScores):
 
     @cached_property
     def signs(self) -> tuple[int, int] | None:  # type: ignore[override]
-        if self.score is not mean_of_sums:
+        if self.score is not metrics.mean_of_sums:
             return None
         nonzero = self.unit_differences[np.abs(self.unit_differences) > 1e-12]
         if not len(nonzero) or np.ptp(np.abs(nonzero)) > 1e-12:
@@ -352,7 +343,8 @@ class SummedScores(PairedScores):
     @cached_property
     def is_mean_of_examples(self) -> bool:  # type: ignore[override]
         values, sizes = self.statistics[..., 0], self.statistics[..., 1]
-        return self.score is mean_of_sums and bool((sizes == 1).all() and values.min() >= 0 and values.max() <= 1)
+        are_shares = (sizes == 1).all() and values.min() >= 0 and values.max() <= 1
+        return self.score is metrics.mean_of_sums and bool(are_shares)
 
     @cached_property
     def exact_interval(self) -> tuple[float, float, float] | None:  # type: ignore[override]
@@ -381,7 +373,7 @@ class OutputScores(PairedScores):
     """Scores of outputs (N, C) of each run, which methods swap."""
 
     def __init__(
-        self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], metric: Metric, labels: np.ndarray
+        self, first: Sequence[np.ndarray], second: Sequence[np.ndarray], metric: metrics.Metric, labels: np.ndarray
     ) -> None:
         self.sizes, self.examples, self.units = (len(first), len(second)), len(labels), len(labels)
         self.outputs, self.metric, self.labels = np.stack([*first, *second]), metric, labels
@@ -416,7 +408,7 @@ class AreaScores(OutputScores):
     @cached_property
     def classes(self) -> list[list[tuple[np.ndarray, OfSamples]]]:
         """For each run and class: its examples, and their places among the others."""
-        runs = [one_against_rest(run, self.labels) for run in self.outputs]
+        runs = [metrics.one_against_rest(run, self.labels) for run in self.outputs]
         return [[(np.flatnonzero(own), _places(values, own, ~own)) for own, values in run] for run in runs]
 
     def scores(self, counts: np.ndarray) -> np.ndarray:
@@ -427,7 +419,7 @@ class AreaScores(OutputScores):
                 weights = counts.take(own, axis=1)
                 wins[number] = np.einsum("rn,rn->r", weights, places(counts), dtype=np.float64) / 2
                 pairs[number] = weights.sum(axis=1) * (counts.sum(axis=1) - weights.sum(axis=1))
-            areas, defined = ratio(wins, pairs).sum(axis=0), (pairs > 0).sum(axis=0)
+            areas, defined = metrics.ratio(wins, pairs).sum(axis=0), (pairs > 0).sum(axis=0)
             scores.append(np.where(defined, areas / np.maximum(defined, 1), 0.5))
         return np.stack(scores, axis=1)
 
@@ -441,7 +433,7 @@ class AreaScores(OutputScores):
         """
         changes, labels, all_of = np.zeros(self.units), np.tile(self.labels, 2), np.ones((1, 2 * self.units), np.int32)
         for pair in self.pairs:
-            classes = one_against_rest(np.concatenate(self.outputs[pair]), labels)
+            classes = metrics.one_against_rest(np.concatenate(self.outputs[pair]), labels)
             classes = [(own, values) for own, values in classes if 0 < own.sum() < len(own)]
             for own, values in classes:
                 for rows, sign in ((own, 1), (~own, -1)):
@@ -463,9 +455,9 @@ def paired_scores(
         first, second: outputs (N, C) of each run.
         labels: (N,), or (N, C) of 0 and 1 for multi-label tasks.
     """
-    if metric not in SUMMED:
-        return (AreaScores if metric == "auc" else LoopedScores)(first, second, metric_function(metric), labels)
-    statistics, score = SUMMED[metric]
+    if metric not in metrics.SUMMED:
+        return (AreaScores if metric == "auc" else LoopedScores)(first, second, metrics.metric_function(metric), labels)
+    statistics, score = metrics.SUMMED[metric]
     one, other = ([statistics(outputs, labels) for outputs in runs] for runs in (first, second))
     scores = SummedScores(one, other, score)
     if metric in RANKED:
@@ -476,7 +468,7 @@ def paired_scores(
 def clustered_scores(first: Sequence[np.ndarray], second: Sequence[np.ndarray], clusters: np.ndarray) -> SummedScores:
     """Pair scores (N,) of each run on the same examples; the score is their mean. See ``SummedScores``."""
     one, other = ([np.stack([scores, np.ones_like(scores)], axis=1) for scores in runs] for runs in (first, second))
-    return SummedScores(one, other, mean_of_sums, clusters)
+    return SummedScores(one, other, metrics.mean_of_sums, clusters)
 
 
 def _percentiles(values: np.ndarray, units: int) -> tuple[float, float]:
