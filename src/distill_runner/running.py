@@ -45,16 +45,8 @@ from distill_runner.pipeline.store import Store, copy_tree
 from distill_runner.report.card import write_card
 from distill_runner.report.collect import PICTURES, TEST_PREDICTIONS, VALIDATION_PREDICTIONS
 from distill_runner.report.formats import result_row
-from distill_runner.report.identity import recorded_identity
-from distill_runner.report.result import (
-    TEACHER,
-    describe_run,
-    environment,
-    run_result,
-    scores_of_teacher,
-    stage_assumptions,
-    validation_outputs,
-)
+from distill_runner.report.identity import TEACHER, recorded_identity
+from distill_runner.report.result import describe_run, environment, run_result, scores_of_teacher, stage_assumptions
 from distill_runner.tasks.classification import MAX_CLASSES
 from distill_runner.tasks.task_splits import OPTIONAL
 from distill_runner.tracking.trackers import Tracker, open_tracker
@@ -307,7 +299,7 @@ class _Run:
         if (task := self.stage.config.task) is None:
             return
         warnings, undefined = list[str](), dict[str, dict[str, str]]()
-        for name, (outputs, split) in validation_outputs(self.stage, self.pipeline).items():
+        for name, (outputs, split) in self._tests.validation().items():
             warnings += [f"{name}: {warning}" for warning in task.prediction_warnings(outputs, split)]
             scores = task.score(outputs, split)
             reasons = {metric: score.reason for metric, score in scores.items() if isinstance(score, Undefined)}
@@ -335,7 +327,7 @@ class _Run:
             file.unlink()
         for name, split in self._tests.splits.items():
             task.save_predictions(self.folder / TEST_PREDICTIONS.replace("*", name), self._tests.outputs(name), split)
-        for number, (name, (outputs, split)) in enumerate(validation_outputs(self.stage, self.pipeline).items()):
+        for number, (name, (outputs, split)) in enumerate(self._tests.validation().items()):
             task.save_predictions(self.folder / VALIDATION_PREDICTIONS.replace("*", name), outputs, split)
             if number == 0:
                 task.save_pictures(self.folder / PICTURES, self._first_examples(), outputs, split)

@@ -368,6 +368,8 @@ _OUTPUTS = "outputs.npy"
 class FinalScores:
     """Predictions and scores of a stage's model on the test splits of its task that have labels.
 
+    An ensemble has no tokenizer of its own: its first member's is used.
+
     Raises:
         UserError: a split cannot be read, or only some of its examples have labels.
     """
@@ -375,6 +377,15 @@ class FinalScores:
     def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
         self.stage, self.pipeline = stage, pipeline
         self.models = stage.members or (stage,)
+
+    def validation(self) -> dict[str, tuple[np.ndarray, Split]]:
+        """Return what the stage predicted, as far as the store has it, with the examples, by validation split."""
+        task, folder = self.stage.config.task, self.pipeline.store.path(self.stage.spec)
+        splits = task.validation if task else {}
+        files = {name: folder / PREDICTIONS.format(name) for name in splits}
+        existing = {name: file for name, file in files.items() if file.exists()}
+        split_of = partial(self.pipeline.inputs.split, self.models[0])
+        return {name: (np.load(file), split_of(splits[name])) for name, file in existing.items()}
 
     @cached_property
     def splits(self) -> dict[str, Split]:

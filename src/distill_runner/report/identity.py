@@ -20,6 +20,7 @@ Settings = dict[str, Any]
 """Settings by dotted name, such as ``optim.lr`` or ``distil.relations.heads``."""
 
 TEACHER = "teacher"
+"""Name of the stage, and of the method in published tables, of a teacher itself."""
 BUDGET = ("optim.epochs", "optim.max_steps")
 """Options of the optimizer that end training."""
 NOT_SEARCHED = frozenset({*BUDGET, "optim.patience", "optim.accumulation", "optim.bucketing"})

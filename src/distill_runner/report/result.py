@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from distill_runner.common.hub import is_hub_id
 from distill_runner.common.schema import applied_assumptions
 from distill_runner.compose.folders import choices
@@ -29,11 +27,10 @@ from distill_runner.pipeline.inputs import hub_commits
 from distill_runner.pipeline.stages import METRICS_FILE, STAGE, Stage
 from distill_runner.report import published
 from distill_runner.report.collect import grouped
-from distill_runner.report.identity import flat, recorded_identity
+from distill_runner.report.identity import TEACHER, flat, recorded_identity
 from distill_runner.report.published import Quantity, ScoredModel
 from distill_runner.tasks import Task
 from distill_runner.tasks.task_splits import HELD_OUT
-from distill_runner.training.train import PREDICTIONS
 
 NO_SETTINGS = frozenset({"experiment", "sweep", "tracker"})
 """Groups whose choice says where a run is recorded, or sets many groups at once, and so is no setting of a run."""
@@ -186,8 +183,6 @@ def environment() -> dict[str, Any]:
 # --- Scores
 
 
-TEACHER = "teacher"
-"""Name of the stage, and of the method in published tables, of a teacher itself."""
 Metrics = Mapping[str, Mapping[str, float]]
 """Metrics by split."""
 
@@ -350,18 +345,9 @@ def measured_stage(stage: Stage, pipeline: Pipeline) -> dict[str, Any] | None:
     measured: dict[str, Any] = json.loads((artifact / METRICS_FILE).read_text(encoding="utf-8"))
     task = stage.config.task
     if task is not None and set(task.metrics) - measured["metrics"].keys():
-        outputs = validation_outputs(stage, pipeline).items()
+        outputs = FinalScores(stage, pipeline).validation().items()
         measured["metrics"] |= task.combined_metrics({name: task.score(*of_split) for name, of_split in outputs})
     return measured
-
-
-def validation_outputs(stage: Stage, pipeline: Pipeline) -> dict[str, tuple[np.ndarray, Any]]:
-    """Return what a stage predicted, as far as the store has it, with the examples, by validation split."""
-    splits, folder = stage.config.task.validation if stage.config.task else {}, pipeline.store.path(stage.spec)
-    files = {name: folder / PREDICTIONS.format(name) for name in splits}
-    existing = {name: file for name, file in files.items() if file.exists()}
-    reader = stage.members[0] if stage.members else stage  # an ensemble has no tokenizer of its own
-    return {name: (np.load(file), pipeline.inputs.split(reader, splits[name])) for name, file in existing.items()}
 
 
 def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dict[str, float]]]:
@@ -370,7 +356,7 @@ def scores_by_class(stage: Stage, pipeline: Pipeline) -> dict[str, dict[str, dic
     if task is None or pipeline.store.find(stage.spec) is None:
         return {}
     tests = FinalScores(stage, pipeline)
-    outputs = validation_outputs(stage, pipeline)
+    outputs = tests.validation()
     outputs |= {name: (tests.outputs(name), split) for name, split in tests.splits.items()}
     by_split = {name: task.scores_by_class(*of_split) for name, of_split in outputs.items()}
     teacher = stage.first_teacher
