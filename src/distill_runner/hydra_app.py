@@ -67,12 +67,7 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         finally:
             # A run that was refused or only planned has nothing but Hydra's files and the log.
             if folder.is_dir() and {file.name for file in folder.iterdir()} <= {".hydra", "distill-run.log"}:
-                for handler in [*logging.root.handlers]:
-                    # Libraries that log at the exit would open the file again.
-                    if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename).parent == folder:
-                        logging.root.removeHandler(handler)
-                        handler.close()
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_with_log(folder)
         return {}
 
     sys.argv[1:] = arguments  # Hydra reads its arguments here
@@ -95,6 +90,15 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         raise raised.pop()
     if {"failed", "killed"} & {*states} and folders:
         sys.exit(1)
+
+
+def _remove_with_log(folder: Path) -> None:
+    for handler in [*logging.root.handlers]:
+        # Libraries that log at the exit would open the file again.
+        if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename).parent == folder:
+            logging.root.removeHandler(handler)
+            handler.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(config: DictConfig) -> Mapping[str, Any]:

@@ -87,11 +87,18 @@ class NextSentence(LossTerm):
 
 
 class PredictionTerm(LossTerm):
-    """Base of the terms that compare the logits of student and teacher."""
+    """Base of the terms that compare the logits of student and teacher.
+
+    Attributes:
+        of_classes: id of a term that is for classes alone; empty for any outputs.
+    """
 
     weighs_examples = True
+    of_classes: ClassVar[str] = ""
 
     def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
+        if self.of_classes:
+            require_classes(outputs, ".term", self.of_classes)
         self.outputs, self.mean_over = outputs, outputs.unit
         self.student_needs = self.teacher_needs = FeatureRequest(logits=True)
 
@@ -299,6 +306,7 @@ class DecoupledSoftLabels(PredictionTerm):
     ``diagnostics`` has both parts: ``target`` and ``others``.
     """
 
+    of_classes = "decoupled_soft_labels"
     reads_labels = frozenset({"labels"})
 
     def __init__(
@@ -306,10 +314,6 @@ class DecoupledSoftLabels(PredictionTerm):
     ) -> None:
         super().__init__()
         self.alpha, self.beta, self.temperature, self.scale_by_t2 = alpha, beta, temperature, scale_by_t2
-
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
-        require_classes(outputs, ".term", "decoupled_soft_labels")
-        super().bind(student, teacher, outputs)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         parts = decoupled_divergences(student.logits_OC, teacher.logits_OC, batch.gold, self.temperature)
@@ -335,6 +339,7 @@ class CorrelatedSoftLabels(PredictionTerm):
     ``diagnostics`` has both parts: ``over_classes`` and ``over_examples``.
     """
 
+    of_classes = "correlated_soft_labels"
     compares_examples = True
 
     def __init__(
@@ -347,10 +352,6 @@ class CorrelatedSoftLabels(PredictionTerm):
         super().__init__()
         self.over_classes, self.over_examples = over_classes, over_examples
         self.temperature, self.scale_by_t2 = temperature, scale_by_t2
-
-    def bind(self, student: EncoderShape, teacher: EncoderShape | None, outputs: Outputs) -> None:
-        require_classes(outputs, ".term", "correlated_soft_labels")
-        super().bind(student, teacher, outputs)
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         both = student.logits_OC, teacher.logits_OC

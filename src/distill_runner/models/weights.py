@@ -161,7 +161,7 @@ def _report(network: Any, info: Mapping[str, Any], keeps_head: bool) -> WeightsR
     absent = dict.fromkeys(info["missing_keys"], "")
     absent |= {name: f"{name}: file {tuple(a)}, model {tuple(b)}" for name, a, b in info["mismatched_keys"]}
     head = {name for name in names if not name.startswith(prefix)}
-    new = {name for name in absent if f".{name}".find(".pooler.") >= 0} | (head & absent.keys() if keeps_head else head)
+    new = {name for name in absent if ".pooler." in f".{name}"} | (head & absent.keys() if keeps_head else head)
     missing = [name for name in names if name in absent and name not in new]
     unused = [*info["unexpected_keys"], *([] if keeps_head else sorted(head - absent.keys()))]
     return WeightsReport(

@@ -110,18 +110,26 @@ class StageInputs:
             opened = task.open(folder) if task is not None else CorpusSplit(folder)
             account.rows = opened.num_examples
             if isinstance(stage.tokenizer, TrimmedTokenizer):
-                full, remaining = self.split(stage.with_full_vocabulary, name), self.trimmed(stage.tokenizer)[1]
-                changed = num_changed(opened.teacher_inputs, full.teacher_inputs, remaining)
-                account.retokenized = [changed, len(opened.teacher_inputs)]
-                if changed and stage.config.model.vocabulary == "trim" and name == stage.train_split:
-                    problem = f"{changed:,} of {quantity(len(opened), 'training text', ',')} would have other tokens"
-                    raise UserError(".model.vocabulary", "trim", problem, "Leave it out.")
+                account.retokenized = self._retokenized(stage, name, opened, self.trimmed(stage.tokenizer)[1])
             if stage_tokenizer is not None:
                 account.lengths = length_counts(opened.lengths, cut, stage.config.num_positions)
             write_json(folder / ACCOUNT, asdict(account))
 
         folder = self.store.get(stage.split_spec(name), write)
         return task.open(folder, stage.views) if task is not None else CorpusSplit(folder)
+
+    def _retokenized(self, stage: Stage, name: str, split: Split, remaining: np.ndarray) -> list[int]:
+        """Return how many texts have other tokens than with the full vocabulary, and the number of texts.
+
+        Raises:
+            UserError: there are some in the training split of the stage that trims its vocabulary.
+        """
+        full = self.split(stage.with_full_vocabulary, name)
+        changed = num_changed(split.teacher_inputs, full.teacher_inputs, remaining)
+        if changed and stage.config.model.vocabulary == "trim" and name == stage.train_split:
+            problem = f"{changed:,} of {quantity(len(split), 'training text', ',')} would have other tokens"
+            raise UserError(".model.vocabulary", "trim", problem, "Leave it out.")
+        return [changed, len(split.teacher_inputs)]
 
     def account(self, stage: Stage, name: str) -> tuple[SplitAccount, np.ndarray | None] | None:
         """Return the account of a split in the store, and the hashes of its examples if they have any.

@@ -187,9 +187,10 @@ class Stage:
     @property
     def teacher_outputs(self) -> str:
         """Precision of the teacher's outputs that the student learns from; float32 where no cache can hold them."""
-        if self.teacher is None or self.teacher.has_columns or self.teacher_needs.of_tokens or self.is_endless:
+        if self.teacher is None or self.teacher.has_columns or self.teacher_needs.of_tokens or self.is_corpus:
             return "float32"
-        return self.config.teacher_outputs
+        is_endless = self.config.task is not None and self.config.task.is_endless(self.views)
+        return "float32" if is_endless else self.config.teacher_outputs
 
     def ensemble_mean(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the mean of the outputs of an ensemble's members."""
@@ -227,11 +228,6 @@ class Stage:
         """Number of fixed views of each example that a teacher sees; None if there is no limit, or one view only."""
         task = self.config.task
         return self.config.views if self.teacher is not None and task is not None and task.is_endless(None) else None
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether training examples look different in each epoch: text of a corpus, or images cropped at random."""
-        return self.is_corpus or (self.config.task is not None and self.config.task.is_endless(self.views))
 
     @property
     def labels(self) -> frozenset[str]:
