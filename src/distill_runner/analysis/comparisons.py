@@ -20,6 +20,8 @@ from distill_runner.tasks.task import ExamplePredictions
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Layers = Mapping[int, np.ndarray]
+"""States or attention of a model, by layer."""
 SEED = 0
 """Seed of ``sample``."""
 _TEACHER = "teacher"
@@ -115,11 +117,7 @@ def divergence(teacher: np.ndarray, student: np.ndarray) -> np.ndarray:
 
 
 def draw_attention(
-    tokens: Sequence[str],
-    teacher: Mapping[int, np.ndarray],
-    students: Mapping[str, Mapping[int, np.ndarray]],
-    layer_pairs: Mapping[int, int],
-    head: int,
+    tokens: Sequence[str], teacher: Layers, students: Mapping[str, Layers], layer_pairs: Mapping[int, int], head: int
 ) -> "Figure":
     """Draw the attention maps of one head, one row per pair of layers.
 
@@ -188,7 +186,7 @@ def number_table(header: Sequence[str], rows: Mapping[str, Sequence[float]]) -> 
     return markdown_table(header, [[name, *row] for name, row in cells.items()])
 
 
-def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.ndarray) -> "Figure":
+def draw_alpha(weights: Mapping[str, Layers], examples: np.ndarray) -> "Figure":
     """Draw a heat map for each run (across) and student layer (down), all with one color scale (Figure 3).
 
     Args:
@@ -219,9 +217,7 @@ def draw_alpha(weights: Mapping[str, Mapping[int, np.ndarray]], examples: np.nda
     return figure
 
 
-def draw_states(
-    layer_pairs: Mapping[int, int], teacher: Mapping[int, np.ndarray], students: Mapping[str, Mapping[int, np.ndarray]]
-) -> "Figure":
+def draw_states(layer_pairs: Mapping[int, int], teacher: Layers, students: Mapping[str, Layers]) -> "Figure":
     """Draw, for each pair of layers, the states in a plane, and below it the students' distances from the teacher.
 
     This repeats Figure 4.

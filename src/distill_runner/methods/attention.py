@@ -182,14 +182,7 @@ Sides = tuple[Tensor, Tensor]
 """X and Y of one model, each (T, H)."""
 
 
-def relation_kl(
-    teacher: Sides,
-    student: Sides,
-    heads: int,
-    groups: Sequence[LengthGroup],
-    weight_T: Tensor,
-    block_size: int | None = None,
-) -> Tensor:
+def relation_kl(teacher: Sides, student: Sides, heads: int, groups: Sequence[LengthGroup], weight_T: Tensor) -> Tensor:
     """Weighted sum over the queries of KL(teacher's relation || student's relation), mean over the heads.
 
     Padding is left out from the queries and the keys.
@@ -203,10 +196,9 @@ def relation_kl(
             split into ``heads`` heads and scaled by its own d.
         groups: length groups of the packed sequences.
         weight_T: weight of each query, for example from ``row_weights``.
-        block_size: number of elements of a block's relations; None takes the default of the device.
     """
     assert all(side.shape[1] % heads == 0 for side in (*teacher, *student)), "heads divide the widths"
-    return _RelationKL.apply(*student, *teacher, heads, groups, weight_T, block_size)
+    return _RelationKL.apply(*student, *teacher, heads, groups, weight_T)
 
 
 def row_weights(batch: Batch, rows: Rows) -> Tensor:
@@ -237,7 +229,6 @@ class _RelationKL(Function):
         heads: int,
         groups: Sequence[LengthGroup],
         weight_T: Tensor,
-        block_size: int | None,
     ) -> Tensor:
         differentiable = any(ctx.needs_input_grad[:2])
         gradients = [torch.empty_like(side) if differentiable else None for side in (x_TH, y_TH)]
@@ -247,7 +238,7 @@ class _RelationKL(Function):
             weight_nL = weight_T[group.tokens][group.gather].to(x_TH) * group.is_token / heads
             padded_gradients = [torch.empty_like(side) for side in sides[:2]] if differentiable else []
             length, pairs = group.is_token.shape[1], len(sides[0])
-            size = max(1, (block_size or BLOCK_SIZE[x_TH.device.type]) // length**2)
+            size = max(1, BLOCK_SIZE[x_TH.device.type] // length**2)
             for start in range(0, pairs, size):
                 part = slice(start, min(start + size, pairs))
                 sequence = torch.arange(part.start, part.stop, device=x_TH.device) // heads
@@ -266,7 +257,7 @@ class _RelationKL(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         student_sides = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        return (*(gradients[0] * saved if needed else None for saved, needed in student_sides), *[None] * 6)
+        return (*(gradients[0] * saved if needed else None for saved, needed in student_sides), *[None] * 5)
 
 
 def _divergence(sides: Sequence[Tensor], real_pL: Tensor, weight_pL: Tensor, gradients: Sequence[Tensor]) -> Tensor:

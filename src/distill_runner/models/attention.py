@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import dropout, linear, pad, scaled_dot_product_attention
 
 from distill_runner.datasets.batches import Batch, DropoutMasks
+from distill_runner.models.families import Weights
 
 _HEAD_SIZES = range(8, 129, 8)
 """Features of a head that the kernels of all GPUs since Ampere take, forward and backward."""
@@ -58,15 +59,7 @@ class PackedAttention:
         missing = len(qkv) - len(context_TH)  # tokens that belong to no group
         return pad(context_TH, (0, 0, 0, missing)) if missing else context_TH
 
-    def attend_first(
-        self,
-        h_TH: Tensor,
-        q_BH: Tensor,
-        key: tuple[Tensor, Tensor | None],
-        value: tuple[Tensor, Tensor | None],
-        p: float,
-        site: int,
-    ) -> Tensor:
+    def attend_first(self, h_TH: Tensor, q_BH: Tensor, key: Weights, value: Weights, p: float, site: int) -> Tensor:
         """Return the contexts (B, H) of the first tokens; on padded groups, without keys and values of all tokens.
 
         q (W h) = (q W) h: the key weights multiply the few queries instead of every state. The value weights multiply
