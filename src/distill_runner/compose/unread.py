@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +23,15 @@ DESCRIBING = {"name", "assumptions", "recipe"}
 NEW_ONLY, COPIED_ONLY = {"architecture"}, {"layers", "labels", "allow_missing"}
 """Options of a model that only one without a source reads, and only one with a source."""
 PROBE = "a text that no option holds"
+
+
+class _Setting(NamedTuple):
+    """A value of a key: of an override, which may add the key with ``+``, or in one of the user's own files."""
+
+    key: str
+    value: Any
+    adds: bool = False
+    file: str = ""
 
 
 def unread_settings(
@@ -58,31 +67,40 @@ def unread_settings(
         except (OmegaConfBaseException, UserError, TypeError, ValueError):  # something cannot read the changed value
             return True
 
-    settings, lines = list[tuple[str, Any, str]](), []
+    lines = []
+    for key, value, adds, file in [*_of_command(config, overrides), *_of_own_files(choice_of or {})]:
+        group = key.partition(".")[0]
+        is_of_sweep = group == "sweep" and not (is_point or adds or file)
+        if (group in NOT_OF_STAGES and not is_of_sweep) or DESCRIBING & {*key.split(".")} or is_read(key):
+            continue
+        if adds and group != "stages" and key not in configuration_keys():
+            raise UserError(key, None, "there is no such key", suggestion(key, configuration_keys()))
+        hint = f"; did you mean {group}={value}?" if key != group and value in choices(group) else ""
+        hint = "; does its first line say # @package _global_?" if group == "experiment" and (adds or file) else hint
+        place = f" in {file}" if file else ""
+        lines.append(f"{key}={value}{place} has no effect: nothing in this run reads it{hint}")
+    return lines
+
+
+def _of_command(config: DictConfig, overrides: Sequence[str]) -> Iterator[_Setting]:
+    """Yield the overrides that set an option; others choose a file, or remove something."""
     for override in overrides:
         key, equals, value = override.lstrip("+").partition("=")
         sets_keys_elsewhere = "." not in key and choices(key) and not OmegaConf.is_dict(config.get(key))
         if equals and "@" not in key and key[0] != "~" and not sets_keys_elsewhere:
-            settings.append((key, value, "+" if override.startswith("+") else ""))
+            yield _Setting(key, value, adds=override.startswith("+"))
+
+
+def _of_own_files(choice_of: Mapping[str, str]) -> Iterator[_Setting]:
+    """Yield the settings in those of the chosen files that are the user's own."""
     folder = own_folder()
-    for group, name in (choice_of or {}).items():
-        if folder and (file := folder / group / f"{name}.yaml").is_file():  # of the user's own files
+    for group, name in choice_of.items():
+        if folder and (file := folder / group / f"{name}.yaml").is_file():
             text = file.read_text(encoding="utf-8")
             prefix = "" if text.startswith("# @package _global_") else f"{group.replace('/', '.')}."
-            content = yaml.safe_load(text) or {}
-            leaves = _leaves({name: part for name, part in content.items() if name != "defaults"})
-            settings += [(f"{prefix}{key}", value, f" in {group}/{name}.yaml") for key, value in leaves]
-    for key, value, place in settings:
-        group = key.partition(".")[0]
-        is_of_sweep = group == "sweep" and not is_point and not place
-        if (group in NOT_OF_STAGES and not is_of_sweep) or DESCRIBING & {*key.split(".")} or is_read(key):
-            continue
-        if place == "+" and group != "stages" and key not in configuration_keys():
-            raise UserError(key, None, "there is no such key", suggestion(key, configuration_keys()))
-        hint = f"; did you mean {group}={value}?" if key != group and value in choices(group) else ""
-        hint = "; does its first line say # @package _global_?" if group == "experiment" and place else hint
-        lines.append(f"{key}={value}{place.strip('+')} has no effect: nothing in this run reads it{hint}")
-    return lines
+            content = {key: part for key, part in (yaml.safe_load(text) or {}).items() if key != "defaults"}
+            for key, value in _leaves(content):
+                yield _Setting(f"{prefix}{key}", value, file=f"{group}/{name}.yaml")
 
 
 def needed_stages(run: RunConfig) -> dict[str, StageConfig]:
