@@ -79,22 +79,8 @@ class ModelFolder:
             options = {"dataset": str(data), "config": None, "revision": None, **labeled, **options}
         if (run / "model" / "config.json").is_file() or (run / "config.yaml").is_file():
             return cls(name, run / "model", _task_of_run(run, options), run)
-        from distill_runner.models.metadata import read_json
-        from distill_runner.models.sources import resolve_source
-        from distill_runner.models.vectors import SETTINGS, source_folder
-
         try:
-            source = resolve_source(name)
-            folder = source_folder(source)
-            source.require_weights()
-            task, unread = _task_of_others(source, options), [*source.unread_keys]
-            unread += folder.unread_keys if folder else ()
-            settings = {} if folder else read_json(source.download() / SETTINGS)  # of a CrossEncoder
-            used = {key: settings.get(key) for key in ("activation_fn", "default_prompt_name")}
-            unread += [f"{SETTINGS}: {key}={one}" for key, one in used.items() if not str(one).endswith(AS_THEY_ARE)]
-            kind, own = source.config().problem_type, task.head.problem_type
-            if own and kind != own and (kind or own == "regression"):  # which activation pipelines put after outputs
-                unread.append(f"config.json: problem_type={json.dumps(kind)}")
+            source, task, unread = _read_other(name, options)
         except UserError as error:
             raise error.with_key("folder" if error.key == ".model.source" else error.key) from error
         inputs, labels = " and ".join(task.columns), f" with the labels {', '.join(task.head.names or ())}"
@@ -249,6 +235,30 @@ def _task_of_run(folder: Path, options: Mapping[str, Any]) -> "Task":
         if fields.get(name):
             fields[name] = schema.model_fields[name].default
     return validate_config(schema, fields | options, "task.").resolved()
+
+
+def _read_other(name: str, options: Mapping[str, Any]) -> tuple["ModelSource", "Task", list[str]]:
+    """Return a model that others trained, its task, and what its files say that is not read.
+
+    Raises:
+        UserError: as ``ModelFolder.read``.
+    """
+    from distill_runner.models.metadata import read_json
+    from distill_runner.models.sources import resolve_source
+    from distill_runner.models.vectors import SETTINGS, source_folder
+
+    source = resolve_source(name)
+    folder = source_folder(source)
+    source.require_weights()
+    task, unread = _task_of_others(source, options), [*source.unread_keys]
+    unread += folder.unread_keys if folder else ()
+    settings = {} if folder else read_json(source.download() / SETTINGS)  # of a CrossEncoder
+    used = {key: settings.get(key) for key in ("activation_fn", "default_prompt_name")}
+    unread += [f"{SETTINGS}: {key}={one}" for key, one in used.items() if not str(one).endswith(AS_THEY_ARE)]
+    kind, own = source.config().problem_type, task.head.problem_type
+    if own and kind != own and (kind or own == "regression"):  # which activation pipelines put after outputs
+        unread.append(f"config.json: problem_type={json.dumps(kind)}")
+    return source, task, unread
 
 
 def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task":

@@ -212,9 +212,12 @@ def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = N
 
     def by_seed(values: np.ndarray) -> np.ndarray:
         """Return the differences (..., seeds) of the means of values (..., runs)."""
-        of_seeds = [[n for n, run in enumerate(runs) if run["seed"] == seed] for seed in seeds]
-        pairs = [([n for n in of_seed if n < size], [n for n in of_seed if n >= size]) for of_seed in of_seeds]
-        return np.stack([values[..., a].mean(-1) - values[..., b].mean(-1) for a, b in pairs], axis=-1)
+        differences = []
+        for seed in seeds:
+            first = [number for number, run in enumerate(one.runs) if run["seed"] == seed]
+            second = [number for number, run in enumerate(other.runs, start=size) if run["seed"] == seed]
+            differences.append(values[..., first].mean(-1) - values[..., second].mean(-1))
+        return np.stack(differences, axis=-1)
 
     seeds_p = methods = of_models = intervals = None
     if scores and "read" in runs[0]:

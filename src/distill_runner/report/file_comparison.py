@@ -116,10 +116,12 @@ def compare_files(
     files = files if kind == "retrieval" else [file.in_order_of(gold) for file in files]
     parts = read(metric, gold, files, order)
     account = [f"{gold_file}: {kind}, {quantity(len(gold.values), 'example', ',')}, {metric}; {gold.text}"]
-    same = "; it has the gold labels themselves: is another column the prediction?"
     for file, part in zip(files, parts, strict=True):
-        undefined = f"; no score: {reason}" if (reason := getattr(part.predictions.score(metric), "reason", "")) else ""
-        account.append(f"{file.file}: {file.text}{part.remark}{undefined}{same if file.values == gold.values else ''}")
+        reason = getattr(part.predictions.score(metric), "reason", "")
+        undefined = f"; no score: {reason}" if reason else ""
+        is_gold = file.values == gold.values
+        doubt = "; it has the gold labels themselves: is another column the prediction?" if is_gold else ""
+        account.append(f"{file.file}: {file.text}{part.remark}{undefined}{doubt}")
     scored = {method: [parts.pop(0) for _ in own] for method, own in predictions.items()}
     cells = {method: _cell(metric, gold_file.stem, own) for method, own in scored.items()}
     first, *others = cells

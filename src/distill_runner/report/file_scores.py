@@ -167,7 +167,7 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
 
     rows = [[*map(row, file.values)] for file in (gold, *files)]
     kinds = [any(isinstance(one, dict) for value in own for one in value) for own in rows]
-    rows = [own if kind else _class_names(own, order) for own, kind in zip(rows, kinds, strict=True)]
+    rows = [own if has_spans else _class_names(own, order) for own, has_spans in zip(rows, kinds, strict=True)]
     tags = [tag for own, has_spans in zip(rows, kinds, strict=True) if not has_spans for value in own for tag in value]
     tagset, parts = TagSet.from_names(complete_names(tags) or ["O"]), list[list[set[Any]]]()
     for file, own, has_spans in zip((gold, *files), rows, kinds, strict=True):
@@ -182,15 +182,20 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
             problem = "has spans that lack a start, an end or a label"
         if problem:
             raise UserError("--predictions", file.file, problem, "Predict tags of all words, or spans as in the data.")
-        if has_spans or kinds[0]:
-            parts.append(spans or [set() for _ in own])
-            continue
-        bounds, sets = np.cumsum([0, *sizes]), [set[Any]() for _ in own]
-        numbers = np.array([tagset.number[tag] for value in own for tag in value], dtype=np.int64)
-        for first, last, kind in tagset.entities(numbers, bounds).tolist():
-            sets[int(np.searchsorted(bounds, first, side="right")) - 1].add((first, last, tagset.type_names[kind]))
-        parts.append(sets)
+        if has_spans:
+            parts.append(spans)
+        else:  # nothing is predicted where the gold file has spans, and this one has neither
+            parts.append([set() for _ in own] if kinds[0] else _entities(tagset, own))
     return _of_sets(metric, parts)
+
+
+def _entities(tagset: TagSet, rows: Sequence[Sequence[str]]) -> list[set[Any]]:
+    """Return the entities of each row of tags: first word, last word + 1, type."""
+    bounds, sets = np.cumsum([0, *map(len, rows)]), [set[Any]() for _ in rows]
+    numbers = np.array([tagset.number[tag] for row in rows for tag in row], dtype=np.int64)
+    for first, last, kind in tagset.entities(numbers, bounds).tolist():
+        sets[int(np.searchsorted(bounds, first, side="right")) - 1].add((first, last, tagset.type_names[kind]))
+    return sets
 
 
 def _multilabel(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:

@@ -69,7 +69,7 @@ def row_names(
             follow from the place are left out of the names.
         split: settings of a grid that separate rows.
     """
-    keys, facets, rows, choices = list[RowKey](), list[Facets](), dict[RowKey, Facets](), dict[Hashable, Any]()
+    runs, rows, choices = list[tuple[RowKey, Facets]](), dict[RowKey, Facets](), dict[Hashable, Any]()
     identities = _with_own_teachers(results)
     for result, identity, place in zip(results, identities, places or [None] * len(results), strict=True):
         key = RowKey(label(result), result["task"], place, None)
@@ -79,24 +79,24 @@ def row_names(
             settings, grid = frozenset(identity.row.items()), frozenset(identity.grid.items())
             of_run = choices.setdefault((key, settings, grid), tuple((result.get("choices") or {}).items()))
             key = key._replace(settings=settings, choices=of_run)
-        keys.append(key)
         of_choices = {name: Facet(value, f"{name} {value}") for name, value in key.choices}
-        facets.append(_facets(result, identity) | of_choices)
+        runs.append((key, _facets(result, identity) | of_choices))
         if identity:
-            rows.setdefault(key, facets[-1])
+            rows.setdefault(*runs[-1])
     names, of_runs = _names(rows), []
-    for key, of_run in zip(keys, facets, strict=True):
-        if key.settings is None:  # of a student without a source, new weights differ from unknown ones by ``init``
-            matches = [
-                row
-                for row, of_row in rows.items()
-                if row[:3] == key[:3]
-                and all(of_run[name].words == of_row[name].words for name in {*OVERALL} & of_run.keys() & of_row.keys())
-            ]
+    for key, facets in runs:
+        if key.settings is None:
+            same_place = [(row, of_row) for row, of_row in rows.items() if row[:3] == key[:3]]
+            matches = [row for row, of_row in same_place if _agree(facets, of_row)]
             key = matches[0] if len(matches) == 1 else key
         is_taken = key not in names and any(row.task == key.task and names[row] == key.method for row in rows)
         of_runs.append(names.get(key, f"{key.method}, settings unknown" if is_taken else key.method))
     return of_runs
+
+
+def _agree(one: Facets, other: Facets) -> bool:
+    """Return whether facets of ``OVERALL`` that both have are the same; new weights differ from unknown ones."""
+    return all(one[name].words == other[name].words for name in {*OVERALL} & one.keys() & other.keys())
 
 
 def _with_own_teachers(results: Sequence[Result]) -> list[Identity | None]:

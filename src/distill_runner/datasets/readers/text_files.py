@@ -112,7 +112,9 @@ class TextFile:
         mark = next((encoding for first, encoding in MARKS if sample.startswith(first)), None)
         has_nulls = sample.count(0) > MIN_NULLS * len(sample)
         name = codecs.lookup(requested or mark or "utf-8").name
-        own = mark.removesuffix("-sig") if mark else "utf-8" if _is_utf8(sample) and not has_nulls else name
+        own = name
+        if mark or (_is_utf8(sample) and not has_nulls):
+            own = (mark or "utf-8").removesuffix("-sig")
         keeps_ascii = b"a,b".decode(name, "replace") == "a,b"
         if requested and not name.startswith(own) and (mark or not sample.isascii() or not keeps_ascii):
             problem = f"is {own.upper()}, which {self.option}={requested} would misread"
