@@ -235,69 +235,67 @@ def read_sentence_folder(folder: Path, name: str) -> SentenceFolder | None:
     """
     try:
         is_pair_model = read_json(folder / SETTINGS).get("model_type") == "CrossEncoder"  # its one module has a head
-        return _content(folder, name) if (folder / MODULES).is_file() and not is_pair_model else None
-    except UserError:
-        raise
+        return _content(folder) if (folder / MODULES).is_file() and not is_pair_model else None
+    except UserError as error:
+        raise UserError(error.key, name, error.problem, error.remedy) from error
     except Exception as error:
         problem = f"its files of sentence-transformers are damaged: {root_cause(error)}"
         raise UserError(".model.source", name, problem, "Save it again with SentenceTransformer.save.") from error
 
 
-def _content(folder: Path, name: str) -> SentenceFolder:
+def _content(folder: Path) -> SentenceFolder:
     # As sentence-transformers reads them: in the order of the list, the last one of a name in the place of the first.
     entries = [*{str(entry["name"]): entry for entry in read_json(folder / MODULES)}.values()]
     types = [str(entry["type"]) for entry in entries]
     kinds = [one.rpartition(".")[2] if one.startswith("sentence_transformers.") else one for one in types]
     if kinds[:1] == [STATIC] and "ignored_ids" not in read_json(folder / CONFIG):  # which this package writes
         remedy = "Take the encoder that its vectors were made by."
-        raise UserError(".model.source", name, f"is a {STATIC} of another program, which is not read", remedy)
+        raise UserError(".model.source", None, f"is a {STATIC} of another program, which is not read", remedy)
     if kinds[:1] == [STATIC] and {*kinds[1:]} <= {"Normalize"}:
         modules = VectorModules(layers=(None,) * (len(kinds) - 1))
     else:
-        modules = _pooled_modules(folder, entries, kinds, name)
+        modules = _pooled_modules(folder, entries, kinds)
     lengths: Any = next((read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
     settings, tokenizer = read_json(folder / SETTINGS), read_json(folder / "tokenizer_config.json")
     prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
     default = settings.get("default_prompt_name") or None
     if default not in {None, "query", "document"} | (settings.get("prompts") or {}).keys():
         problem = f"has default_prompt_name={default}, but no prompt of this name"
-        raise UserError(".model.source", name, problem, f"Its prompts: {', '.join(prompts) or 'none'}.")
+        raise UserError(".model.source", None, problem, f"Its prompts: {', '.join(prompts) or 'none'}.")
     default = default if default in prompts else None
     if (similarity := settings.get("similarity_fn_name") or "cosine") not in get_args(Similarity):
         problem = f"has similarity_fn_name={similarity}, which is not read"
-        raise UserError(".model.source", name, problem, f"Known: {', '.join(get_args(Similarity))}.")
+        raise UserError(".model.source", None, problem, f"Known: {', '.join(get_args(Similarity))}.")
     limits = lengths.get("max_seq_length"), tokenizer.get("model_max_length"), UNLIMITED
     if (max_length := next(limit for limit in limits if limit is not None)) < 1:
         remedy = "Give the number of tokens at which texts are cut."
-        raise UserError(".model.source", name, f"has max_seq_length={max_length}", remedy)
+        raise UserError(".model.source", None, f"has max_seq_length={max_length}", remedy)
     length = int(max_length) if max_length < UNLIMITED else None
     contents = [(entry, MODULES) for entry in entries] + [(lengths, LENGTHS[0]), (settings, SETTINGS)]
     paths = zip(kinds[1:], entries[1:], strict=True)
     contents += [(read_json(folder / entry["path"] / CONFIG), f"{kind}/{CONFIG}") for kind, entry in paths]
-    unread = tuple(text for content, kind in contents for text in unread_keys(content, kind, name))
+    unread = tuple(text for content, kind in contents for text in unread_keys(content, kind, folder.name))
     return SentenceFolder(modules, length, prompts, default, cast("Similarity", similarity), unread)
 
 
-def _pooled_modules(
-    folder: Path, entries: Sequence[Mapping[str, Any]], kinds: Sequence[str], name: str
-) -> VectorModules:
+def _pooled_modules(folder: Path, entries: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> VectorModules:
     if kinds[:2] != ["Transformer", "Pooling"] or entries[0].get("path"):
         is_below = kinds[:2] == ["Transformer", "Pooling"]
         problem = f"begins with {', '.join(kinds[:2])}{' in a subfolder' if is_below else ''}, which is not read"
         remedy = "Save it again: SentenceTransformer(<folder>).save(<new folder>)." if is_below else _REMEDY
-        raise UserError(".model.source", name, problem, remedy)
+        raise UserError(".model.source", None, problem, remedy)
     pooling = read_json(folder / entries[1]["path"] / "config.json")
     # In today's spelling, or the older one.
     modes = pooling.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if pooling.get(flag)] or "mean"
     mode = " + ".join([modes] if isinstance(modes, str) else modes)
     if mode not in _NAMES:
-        raise UserError(".model.source", name, f"has the pooling {mode}, which is not read", _REMEDY)
+        raise UserError(".model.source", None, f"has the pooling {mode}, which is not read", _REMEDY)
     layers: list[Dense | None] = []
     for kind, entry in zip(kinds[2:], entries[2:], strict=True):
         if kind in ("Normalize", "Dense"):
-            layers.append(_dense(folder / entry["path"], name) if kind == "Dense" else None)
+            layers.append(_dense(folder / entry["path"]) if kind == "Dense" else None)
         elif kind != "Dropout":  # does nothing in evaluation
-            raise UserError(".model.source", name, f"has a module {kind}, which is not read", _REMEDY)
+            raise UserError(".model.source", None, f"has a module {kind}, which is not read", _REMEDY)
     width = read_json(folder / CONFIG).get("hidden_size")  # some families have another name for it
     for dense in filter(None, layers):
         if width not in (None, dense.in_features):
@@ -306,7 +304,7 @@ def _pooled_modules(
     return VectorModules(_NAMES[mode], bool(pooling.get("include_prompt", True)), tuple(layers))
 
 
-def _dense(folder: Path, name: str) -> Dense:
+def _dense(folder: Path) -> Dense:
     config = read_json(folder / "config.json")
     path = str(config.get("activation_function", "torch.nn.Tanh"))
     activation = path.rpartition(".")[2] if path.startswith("torch.nn.") else path
@@ -314,7 +312,7 @@ def _dense(folder: Path, name: str) -> Dense:
     if activation not in _ACTIVATIONS or extra:
         problem = f"has a dense layer with {activation}, or a residual, which is not read"
         remedy = f"Read are those with {', '.join(_ACTIVATIONS)}, from vector to vector."
-        raise UserError(".model.source", name, problem, remedy)
+        raise UserError(".model.source", None, problem, remedy)
     dense = Dense(config["in_features"], config["out_features"], config.get("bias", True), activation)
     file = next(filter(Path.is_file, (folder / one for one in ("model.safetensors", "pytorch_model.bin"))), None)
     shapes = {f"linear.{name}": tuple(weight.shape) for name, weight in DenseLayer(dense).linear.named_parameters()}
