@@ -43,6 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": CAUSAL | {"head_dim": 12, "pad_token_id": 0},
     "llama": CAUSAL | {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "pad_token_id": 3, "eos_token_id": 3},
+    "xlnet": {"d_model": 32, "n_head": 4, "n_layer": 2, "d_inner": 48, "pad_token_id": 0, "initializer_range": 0.3},
     "t5": {
         "d_model": 32,
         "d_kv": 8,
@@ -73,7 +74,9 @@ def singly(folder: Path, texts: Sequence[Sequence[str]]) -> Tensor:
     """Logits of transformers' own forward, each text alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    kinds = ["input_ids", "attention_mask"] + (["token_type_ids"] if model.config.model_type == "bert" else [])
+    kinds = ["input_ids", "attention_mask"] + (
+        ["token_type_ids"] if model.config.model_type in ("bert", "xlnet") else []
+    )
     with torch.inference_mode():
         rows = [tokenizer(*text, return_tensors="pt", truncation=True, max_length=48) for text in texts]
         return torch.cat([model(**{kind: row[kind] for kind in kinds}).logits for row in rows])

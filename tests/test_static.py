@@ -1,5 +1,6 @@
 """Static students: a table of tokens that sentence-transformers and model2vec would read as it is read here."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.datasets.tokenization import Examples
 from distill_runner.deploy import onnx
+from distill_runner.deploy.folder import ModelFolder
 from distill_runner.models.build import build, load_model
 from distill_runner.models.config import Head, ModelConfig, VectorOptions
 from distill_runner.models.extract import extract
@@ -92,3 +94,54 @@ def test_a_table_of_tokens_is_for_vectors_alone(source: str) -> None:
         read_shape(model.model_copy(update={"num_layers": 2}))
     with pytest.raises(UserError, match="normalized mean"):
         num_outputs(model, Head("AutoModel", vectors=VectorOptions("cls")), read_shape(model))
+
+
+MODULE = "sentence_transformers.models"
+
+
+def table_of(folder: Path, form: str, tokenizer: Any) -> Path:
+    """A table of tokens as sentence-transformers saves it, today or earlier, or as model2vec does."""
+    torch.manual_seed(0)
+    rows, size = torch.randn(len(tokenizer), 6), len(tokenizer)
+    tensors, kinds = {"embedding.weight": rows}, ["StaticEmbedding", *(["Normalize"] if form != "plain" else [])]
+    place = folder / ("0_StaticEmbedding" if form == "nested" else "")
+    place.mkdir(parents=True)
+    backend = tokenizer.backend_tokenizer
+    backend.enable_truncation(4) if form == "cut" else backend.no_truncation()
+    backend.save(str(place / "tokenizer.json"))
+    if form in ("clusters", "early"):
+        tensors = {
+            "embeddings": rows[:5].half(),
+            "mapping": torch.arange(size) % 5,
+            "weights": torch.rand(size).double(),
+        }
+        (folder / "config.json").write_text('{"model_type": "model2vec", "normalize": true, "hidden_dim": 6}')
+    save_file(tensors, place / "model.safetensors")
+    paths = [place.relative_to(folder).as_posix(), "1_Normalize"]
+    entries = [
+        {"name": kind, "path": path, "type": f"{MODULE}.{kind}"} for path, kind in zip(paths, kinds, strict=False)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    return folder
+
+
+@pytest.mark.parametrize("form", ["plain", "cut", "nested", "clusters", "early"])
+def test_tables_of_others_give_the_vectors_of_their_programs(form: str, source: str, tmp_path: Path) -> None:
+    """Unknown and special tokens of a text count, and none are added; early folders of model2vec have no modules."""
+    library: Any = pytest.importorskip("sentence_transformers")
+    folder = table_of(tmp_path / "m", form, resolve_source(source).tokenizer())
+    texts = [*TEXTS, "good [SEP] bad [CLS]", "the film is good and bad " * 90]
+    expected = library.SentenceTransformer(str(folder), device="cpu").encode(texts)
+    if form == "early":
+        (folder / "modules.json").unlink()
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    model = ModelFolder.read(str(folder))
+    own = np.load(io.BytesIO(model.predict_file(tmp_path / "a.jsonl", "cpu")[0]))
+    np.testing.assert_allclose(own, expected, atol=1e-3 if form in ("clusters", "early") else 1e-6)
+    is_named = "model2vec's rule" in str(resolve_source(str(folder)).unread_keys)
+    assert is_named == (form in ("clusters", "early"))
+    with pytest.raises(UserError, match="has no layers"):
+        read_shape(ModelConfig(source=str(folder), num_layers=1))
+    (file := next(folder.rglob("model.safetensors"))).write_bytes(file.read_bytes()[:9])
+    with pytest.raises(UserError, match="its table of tokens cannot be read"):
+        ModelFolder.read(str(folder))

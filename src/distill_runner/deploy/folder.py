@@ -40,6 +40,7 @@ HEADS = {
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "tokens",
     "ForQuestionAnswering": "questions",
+    "ForQuestionAnsweringSimple": "questions",
 }
 """Task types by the end of the class of ``transformers`` that a folder names."""
 
@@ -175,6 +176,8 @@ class ModelFolder:
             with recorded_tables() as tables:
                 return self.predict(task, device, with_account)
         except UserError as error:
+            if error.key == ".model.tokenizer":
+                raise error.with_key("folder") from error
             if not error.key.startswith("task.") or error.value is None or error.key == "task.max_length":
                 raise
             remedy = error.remedy.replace("task.encoding=", "--encoding ")

@@ -276,6 +276,7 @@ def evaluate(
     """
     from distill_runner.deploy.folder import tokenizer_of
     from distill_runner.models.build import count_parameters, load_model
+    from distill_runner.models.features import is_other_classifier
 
     examples = task.examples(next(iter(task.validation.values())))
     engines, splits, rows = dict[str, Any](), dict[str, PaddedSplit](), list[ModelForm]()
@@ -294,10 +295,11 @@ def evaluate(
             if int8:
                 forms[INT8] = OnnxEngine(quantize(path), threads)
             reference, num_params = np.zeros(0), count_parameters(network)
+            reads_padding = head.vectors is None and is_other_classifier(network.config)  # XLNet's last place
             for form, engine in forms.items():
                 log.info("%s: scoring %s on %s", name, form, quantity(len(split), "example", ","))
                 engines[f"{name} {form}"], splits[f"{name} {form}"] = engine, split
-                outputs = split.outputs(engine, 1 if form == INT8 else BATCH)
+                outputs = split.outputs(engine, 1 if form == INT8 or reads_padding else BATCH)
                 to_torch = dict[str, Any]()
                 if form == TORCH:
                     reference = outputs

@@ -15,6 +15,7 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, command, override, root_cause
 from distill_runner.common.process import suppressed_output
+from distill_runner.models.features import reads_segments
 
 FOLDER, PLAIN = "onnx", "model.onnx"
 OUTPUTS = (("logits",), ("sentence_embedding",), ("start_logits", "end_logits"))
@@ -42,10 +43,10 @@ def require_onnx() -> None:
 
 
 def input_names(model: Any) -> set[str]:
-    """Return the names of the inputs that a model's family has; of one segment, ``token_type_ids`` say nothing."""
+    """Return the names of the inputs that a model's family reads; of one segment, ``token_type_ids`` say nothing."""
     encoder = getattr(model, "base_model", model)
     names = {*signature(encoder.forward).parameters} & INPUTS
-    return names - ({"token_type_ids"} if getattr(encoder.config, "type_vocab_size", 2) < 2 else set())
+    return names if reads_segments(encoder.config) else names - {"token_type_ids"}
 
 
 def export(model: Any, inputs: Inputs, path: Path) -> Path:

@@ -235,6 +235,7 @@ def check_config(config: "PreTrainedConfig", key: str, value: Any) -> None:
         for names, kind, fits, expected in ranges
         for name in names
         if isinstance(one := getattr(config, name, None), kind) and not fits(one)
+        if not isinstance(getattr(type(config), name, None), property)  # XLNet's -1: no limit
     ]
     width, heads = getattr(config, "hidden_size", 1), max(getattr(config, "num_attention_heads", 1), 1)
     has_own_size = getattr(config, "head_dim", None) not in (None, width // heads)  # Qwen3 and T5: any number of heads

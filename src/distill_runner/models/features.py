@@ -178,7 +178,7 @@ class EncoderShape:
         names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
         layers, width, heads, words, positions = (getattr(text, name, None) or 0 for name in names)
         labels = config.num_labels or 0
-        max_length = positions - _first_position(config) if positions else UNLIMITED
+        max_length = positions - _first_position(config) if positions > 0 else UNLIMITED
         return cls(layers, width, heads, labels, words, config.model_type, max_length, gives_logits_only=True)
 
     def require(self, needs: FeatureRequest, side: str) -> None:
@@ -218,6 +218,11 @@ def is_other_classifier(config: PreTrainedConfig) -> bool:
     if config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         return False
     return config.is_encoder_decoder or config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def reads_segments(config: PreTrainedConfig) -> bool:
+    """Return whether the ids of segments change what a model of texts computes; XLNet compares them."""
+    return getattr(config, "type_vocab_size", 0) > 1 or config.model_type == "xlnet"
 
 
 def _first_position(config: PreTrainedConfig) -> int:

@@ -14,7 +14,7 @@ from transformers.masking_utils import sdpa_mask
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.families import HOOKED, PROJECTIONS
-from distill_runner.models.features import FeatureRequest, Features, is_other_classifier
+from distill_runner.models.features import FeatureRequest, Features, is_other_classifier, reads_segments
 from distill_runner.models.vectors import SentenceEncoder
 
 RECORDING = "distill_runner_recording"
@@ -26,7 +26,7 @@ def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs
         return Features(_classifier_logits(model, batch))
     input_ids, segments, mask = batch.to_padded()
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
-    if getattr(model.config, "type_vocab_size", 0) > 1:
+    if reads_segments(model.config):
         inputs["token_type_ids"] = segments
     tape: list[tuple[Tensor, ...]] = []
     recording: AbstractContextManager[None] = nullcontext()
@@ -105,7 +105,7 @@ def _classifier_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
     def run(ids_nL: Tensor, segments_nL: Tensor) -> Tensor:
-        segments = {"token_type_ids": segments_nL} if getattr(model.config, "type_vocab_size", 0) > 1 else {}
+        segments = {"token_type_ids": segments_nL} if reads_segments(model.config) else {}
         return _logits(model(input_ids=ids_nL, attention_mask=torch.ones_like(ids_nL), **segments, **options))
 
     lengths, counts = torch.unique_consecutive(batch.sequence_lengths, return_counts=True)

@@ -14,6 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -32,7 +33,7 @@ from distill_runner.models.families import TABLE
 from distill_runner.models.features import MPNET, OFFSET_POSITIONS, SHIFTED_POSITIONS, EncoderShape, is_other_classifier
 from distill_runner.models.images import reads_images
 from distill_runner.models.metadata import read_json, unread_keys
-from distill_runner.models.static import StaticConfig
+from distill_runner.models.static import StaticConfig, as_own_folder, is_of_others
 
 PACKAGE = "package:"
 FOLDER_REMEDY = "Give a folder in Hugging Face layout (config.json, model.safetensors, tokenizer.json), or a hub id."
@@ -55,6 +56,7 @@ MODULE_FILES = (
     "[0-9]*_*/config.json",
     "[0-9]*_*/model.safetensors",
     "[0-9]*_*/pytorch_model.bin",
+    "[0-9]*_*/tokenizer.json",
 )
 """Name patterns of the files of sentence-transformers that say how an encoder's states become a vector."""
 _WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
@@ -62,6 +64,7 @@ _WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index
 FOLDER_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Name patterns of the weights that determine a folder's fingerprint."""
 CODE = ("*.py",)
+OF_MODEL2VEC = "model2vec's rule (unknown tokens are left out, and long texts cut)"
 SEGMENTS_AS_WORDS = ("gpt2", "gpt_neo", "gptj", "gpt_bigcode", "openai-gpt", "ctrl")
 """Families that add the vector of the word with the number of a segment, unless the tokenizer makes no segments."""
 
@@ -173,11 +176,11 @@ class ModelSource:
         """
         config, kind = self._config, type(self._config)
         fields = {*dir(kind), *config.attribute_map, *inspect.signature(kind.__init__).parameters}
-        unread = []
+        unread = [OF_MODEL2VEC] if self.download() != (own := self._files()) and (own / CONFIG).is_file() else []
         for file in METADATA_FILES:
             is_config = file == CONFIG
             try:
-                content = read_json((self.base.folder if self.base and is_config else self.folder) / file)
+                content = read_json((self.base if self.base and is_config else self).download() / file)
                 if config.model_type not in SHIFTED_POSITIONS or not getattr(config, "position_biased_input", True):
                     content.pop("padding_side", None)
                 rest = fields if is_config else (), not is_other_classifier(config)
@@ -231,23 +234,34 @@ class ModelSource:
             raise self._refusal("has no tokenizer", "Save it too: tokenizer.save_pretrained(folder).")
         if not isinstance(length := tokenizer.model_max_length, int | float):
             raise self._refusal(f"its tokenizer has model_max_length={length!r}, which is no number")
-        model_type = read_json(self.folder / CONFIG).get("model_type")
+        model_type = read_json(self.download() / CONFIG).get("model_type")
         if model_type in SEGMENTS_AS_WORDS and "token_type_ids" in tokenizer.model_input_names:
             remedy = 'If trained without: "model_input_names": ["input_ids", "attention_mask"] in tokenizer_config.json'
             raise self._refusal(f"its tokenizer makes token_type_ids, which a {model_type} reads as words", remedy)
-        if any(read_json(file).get("do_lower_case") for file in self.folder.glob(SENTENCE_LENGTHS)):
+        if any(read_json(file).get("do_lower_case") for file in self.download().glob(SENTENCE_LENGTHS)):
             backend = tokenizer.backend_tokenizer
             backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [backend.normalizer])])
         return tokenizer
 
     def download(self, weights: bool = False) -> Path:
-        """Return the folder with the files, downloaded from the hub if needed.
+        """Return the folder with the files, downloaded from the hub if needed; of a table of tokens, one of our own.
 
         Args:
             weights: download the weights as well, not only configuration and tokenizer.
         Raises:
             UserError: the files are not available.
         """
+        folder = self._files(weights)
+        return Path(self._table.name) if is_of_others(folder) else folder
+
+    @cached_property
+    def _table(self) -> TemporaryDirectory[str]:
+        try:
+            return as_own_folder(self._files(weights=True))
+        except Exception as error:
+            raise self._refusal(f"its table of tokens cannot be read: {root_cause(error)}", FOLDER_REMEDY) from error
+
+    def _files(self, weights: bool = False) -> Path:
         if self.commit is None:
             return self.folder
         revision = self.name.partition("@")[2] or "main"
@@ -256,6 +270,8 @@ class ModelSource:
             if weights:
                 names = self._file_names(folder)
                 patterns = next((patterns for patterns in _WEIGHTS if hub.matching_files(names, patterns)), None)
+                if patterns is None and is_of_others(folder):
+                    return folder  # they came with the modules
                 if patterns is None:
                     raise self._refusal("the repository holds no weights that torch can read")
                 folder = hub.download(self.commit, patterns, revision)
@@ -411,8 +427,10 @@ def read_config(model: ModelConfig, source: ModelSource | None = None) -> PreTra
         problem = "an image network cannot be cut to some of its layers"
         remedy = "Leave it out, or take a new network: " + override("student", "resnet8")
         raise UserError(".model.num_layers", model.num_layers, problem, remedy)
-    if model.copies_layers and model.num_layers > config.num_hidden_layers:
-        problem = f"must be between 1 and {config.num_hidden_layers}, the layers of {model.source}"
+    if model.copies_layers and model.num_layers > (depth := getattr(config, "num_hidden_layers", 0)):
+        problem = (
+            f"must be between 1 and {depth}, the layers of {model.source}" if depth else "its source has no layers"
+        )
         raise UserError(".model.num_layers", model.num_layers, problem)
     if layer_types := getattr(config, "layer_types", None):  # ModernBERT: a copied layer stays local or global
         numbers = layers_to_copy(len(layer_types), model.num_layers, model.layers)

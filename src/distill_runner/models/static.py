@@ -1,15 +1,23 @@
 """Static students: a vector for each token, whose mean is the vector of a text, as those of model2vec (Tulkens 2024).
 
 One folder serves three: this package, ``StaticModel.from_pretrained`` of model2vec, and sentence-transformers, which
-reads it as a ``StaticEmbedding``. Importing this module registers configuration and model with ``transformers``.
+reads it as a ``StaticEmbedding``. Tables that those two wrote are read by ``as_own_folder``. Importing this module
+registers configuration and model with ``transformers``.
 
 Shapes: V tokens of the vocabulary with H numbers each.
 """
 
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
@@ -18,7 +26,10 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_outputs import BaseModelOutput
 
 from distill_runner.models.families import TABLE
+from distill_runner.models.metadata import read_json
 
+MODULES, SETTINGS, CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
+STATIC = "StaticEmbedding"
 TOKENS_AT_ONCE = 512
 SIF = 1e-4
 """Smoothing of the weights by frequency (Arora et al. 2017, Eq. 2), as in model2vec."""
@@ -99,6 +110,50 @@ def fill_table(table: StaticModel, teacher: Any, tokenizer: Any) -> None:
     share_V1 = 1 / torch.arange(2, size + 2, dtype=torch.float64)[:, None]
     weight_V1 = SIF / (SIF + share_V1 / share_V1.sum())
     table.embeddings.weight.copy_(vectors_VH * counts_V1 * weight_V1)
+
+
+# Tables of other programs
+
+
+def is_of_others(folder: Path) -> bool:
+    """Return whether a folder holds a table of tokens that another program wrote."""
+    with suppress(ValueError, LookupError, TypeError, AttributeError):  # damaged files are reported where they are read
+        modules, config = read_json(folder / MODULES), read_json(folder / CONFIG)
+        is_table = str(modules[0]["type"]).endswith(f".{STATIC}") if modules else config.get("model_type") == TABLE
+        return is_table and "ignored_ids" not in config
+    return False
+
+
+def as_own_folder(folder: Path) -> TemporaryDirectory[str]:
+    """Return a copy of such a folder as this package writes it, which gives the vectors of sentence-transformers.
+
+    No special tokens are added, and texts are cut where ``tokenizer.json`` says. Of a table with clusters of tokens,
+    each token gets the row of its cluster, times its weight.
+    """
+    kinds = [STATIC, "Normalize"][: 1 + bool(read_json(folder / CONFIG).get("normalize"))]  # early ones of model2vec
+    named = [{"name": kind, "path": kind, "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
+    entries = read_json(folder / MODULES) or [named[0] | {"path": ""}, *named[1:]]
+    scratch = TemporaryDirectory(prefix="distill-table-", ignore_cleanup_errors=True)
+    target, source = Path(scratch.name), folder / entries[0]["path"]
+    file = source / "model.safetensors"
+    tensors = load_file(file) if file.is_file() else torch.load(source / "pytorch_model.bin", weights_only=True)
+    rows_VH = tensors["embedding.weight" if "embedding.weight" in tensors else "embeddings"].float()
+    rows_VH = rows_VH[tensors["mapping"].long()] if "mapping" in tensors else rows_VH
+    rows_VH = rows_VH * tensors["weights"].float()[:, None] if "weights" in tensors else rows_VH
+    table = StaticModel(StaticConfig(vocab_size=len(rows_VH), hidden_dim=rows_VH.shape[1]))
+    table.embeddings = nn.Embedding.from_pretrained(rows_VH)
+    table.save_pretrained(target)
+    tokenizer = json.loads(Tokenizer.from_file(str(source / "tokenizer.json")).to_str())
+    limit = (tokenizer["truncation"] or {}).get("max_length")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | ({"model_max_length": limit} if limit else {})
+    tokenizer |= dict.fromkeys(("post_processor", "padding", "truncation"))
+    contents = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings, SETTINGS: read_json(folder / SETTINGS)}
+    for name, content in (contents | {MODULES: [entries[0] | {"path": "."}, *entries[1:]]}).items():
+        (target / name).write_text(json.dumps(content), encoding="utf-8")
+    for entry in entries[1:]:
+        if (folder / entry["path"]).is_dir():
+            shutil.copytree(folder / entry["path"], target / entry["path"])
+    return scratch
 
 
 AutoConfig.register(StaticConfig.model_type, StaticConfig)

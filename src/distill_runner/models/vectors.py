@@ -25,7 +25,7 @@ from distill_runner.datasets.batches import Batch
 from distill_runner.models.adapters import tensor_shapes
 from distill_runner.models.config import Similarity, VectorOptions
 from distill_runner.models.metadata import read_json, unread_keys
-from distill_runner.models.static import StaticModel
+from distill_runner.models.static import CONFIG, MODULES, SETTINGS, STATIC, StaticModel
 
 if TYPE_CHECKING:
     from distill_runner.models.config import ModelConfig
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 PoolingMode = Literal["mean", "cls", "last"]
 _ACTIVATIONS = {name: getattr(nn, name) for name in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")}
-MODULES, SETTINGS, CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
-STATIC = "StaticEmbedding"
 _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LENGTHS = tuple(f"sentence_{family}_config.json" for family in _FAMILIES)
 """Files with the maximum length, of which a folder has one."""
@@ -248,13 +246,7 @@ def _content(folder: Path) -> SentenceFolder:
     entries = [*{str(entry["name"]): entry for entry in read_json(folder / MODULES)}.values()]
     types = [str(entry["type"]) for entry in entries]
     kinds = [one.rpartition(".")[2] if one.startswith("sentence_transformers.") else one for one in types]
-    if kinds[:1] == [STATIC] and "ignored_ids" not in read_json(folder / CONFIG):  # which this package writes
-        remedy = "Take the encoder that its vectors were made by."
-        raise UserError(".model.source", None, f"is a {STATIC} of another program, which is not read", remedy)
-    if kinds[:1] == [STATIC] and {*kinds[1:]} <= {"Normalize"}:
-        modules = VectorModules(layers=(None,) * (len(kinds) - 1))
-    else:
-        modules = _pooled_modules(folder, entries, kinds)
+    modules = _modules(folder, entries, kinds)
     lengths: Any = next((read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
     settings, tokenizer = read_json(folder / SETTINGS), read_json(folder / "tokenizer_config.json")
     prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
@@ -278,20 +270,21 @@ def _content(folder: Path) -> SentenceFolder:
     return SentenceFolder(modules, length, prompts, default, cast("Similarity", similarity), unread)
 
 
-def _pooled_modules(folder: Path, entries: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> VectorModules:
-    if kinds[:2] != ["Transformer", "Pooling"] or entries[0].get("path"):
+def _modules(folder: Path, entries: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> VectorModules:
+    is_static = kinds[:1] == [STATIC]
+    if not is_static and (kinds[:2] != ["Transformer", "Pooling"] or entries[0].get("path")):
         is_below = kinds[:2] == ["Transformer", "Pooling"]
         problem = f"begins with {', '.join(kinds[:2])}{' in a subfolder' if is_below else ''}, which is not read"
         remedy = "Save it again: SentenceTransformer(<folder>).save(<new folder>)." if is_below else _REMEDY
         raise UserError(".model.source", None, problem, remedy)
-    pooling = read_json(folder / entries[1]["path"] / "config.json")
+    pooling = {} if is_static else read_json(folder / entries[1]["path"] / "config.json")
     # In today's spelling, or the older one.
     modes = pooling.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if pooling.get(flag)] or "mean"
     mode = " + ".join([modes] if isinstance(modes, str) else modes)
     if mode not in _NAMES:
         raise UserError(".model.source", None, f"has the pooling {mode}, which is not read", _REMEDY)
     layers: list[Dense | None] = []
-    for kind, entry in zip(kinds[2:], entries[2:], strict=True):
+    for kind, entry in [*zip(kinds, entries, strict=True)][1 if is_static else 2 :]:
         if kind in ("Normalize", "Dense"):
             layers.append(_dense(folder / entry["path"]) if kind == "Dense" else None)
         elif kind != "Dropout":  # does nothing in evaluation

@@ -90,7 +90,7 @@ def read_report(source: ModelSource, model: ModelConfig, head: Head) -> WeightsR
     None if nothing can be said before they are loaded: they are not here, or their family cannot be made empty.
     """
     base = source.base
-    folder, files = (base or source).folder, list[Path]()
+    folder, files = (base or source).download(), list[Path]()
     for single in ("model.safetensors", "pytorch_model.bin"):  # those that ``from_pretrained`` reads
         if not files and (folder / single).is_file():
             files = [folder / single]
