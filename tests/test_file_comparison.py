@@ -15,6 +15,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from distill_runner import api
 from distill_runner.commands.parser import run_subcommand
 from distill_runner.common.errors import UserError
+from distill_runner.tasks.decoding import LabelSet
 
 NAMES = ["no", "perhaps", "yes"]
 SIZE = 120
@@ -80,7 +81,7 @@ def blocks_of(rows: list[list[str]]) -> list[str]:
     return ["".join(f"word\t{tag}\n" for tag in row) for row in rows]
 
 
-def test_tags_spans_and_sets_are_scored_by_their_entities(tmp_path: Path) -> None:
+def test_tags_are_scored_by_their_entities(tmp_path: Path) -> None:
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"], ["O"]] * 10
     predicted = [["B-PER", "O", "O", "B-LOC"], ["B-PER", "B-LOC"], ["O"]] * 10
     for name, rows in (("gold", gold), ("same", predicted)):
@@ -90,25 +91,16 @@ def test_tags_spans_and_sets_are_scored_by_their_entities(tmp_path: Path) -> Non
     assert [row["score"] for row in content["methods"]] == pytest.approx([200 * 2 / 7] * 2)
     assert {row["label"]: row["f1"] for row in content["labels"]} == {"LOC": pytest.approx(100), "PER": 0}
     assert content["agreement"][0]["share"] == 1
-    spans = [[{"start": 0, "end": 4, "label": "PER"}], [], [{"start": 2, "end": 3, "label": "LOC"}]]
-    for name, own in (("a", spans), ("b", [spans[0], spans[2], spans[2]])):
-        lines = [json.dumps({"text": "Anna", "spans": row}) + "\n" for row in own]
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    assert compared(tmp_path, "a.jsonl", "b.jsonl")["methods"][0]["score"] == pytest.approx(100 * 4 / 5)
-    (tmp_path / "short.conll").write_text("\n".join(blocks_of(gold[:3])))
-    with pytest.raises(UserError, match="has spans, unlike"):
-        compared(tmp_path, "short.conll", "b.jsonl")
-    (tmp_path / "sets.jsonl").write_text('{"label": ["a", "b"]}\n{"label": []}\n{"label": ["b"]}\n')
-    (tmp_path / "sets.csv").write_text("index,prediction\n0,b;a\n1,\n2,a\n")
-    with pytest.raises(UserError, match="--type tokens, or --type multilabel"):
-        compared(tmp_path, "sets.jsonl", "sets.csv")
-    (tmp_path / "printed.csv").write_text("""label\n"['a', 'b']"\n[]\n['b']\n""")  # pandas'
+
+
+@pytest.mark.parametrize("names", [["a", "b", "a;b"], ["a,b", "a", "b"], ["[a]", 'say "a"', "b"], ["a|b", "a", " "]])
+def test_sets_of_labels_are_read_back_as_they_were_predicted(names: list[str], tmp_path: Path) -> None:
+    outputs = np.array([[1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
+    sets = [[name for name, output in zip(names, row, strict=True) if output > 0] for row in outputs]
+    pd.DataFrame({"prediction": LabelSet().texts(outputs, names)}).to_csv(tmp_path / "a.csv", index_label="index")
+    (tmp_path / "gold.jsonl").write_text("".join(json.dumps({"label": row}) + "\n" for row in sets))
     options = {"task_type": "multilabel", "metric": "subset_accuracy"}
-    for gold_file in ("sets.jsonl", "printed.csv"):
-        assert compared(tmp_path, gold_file, "sets.csv", **options)["methods"][0]["score"] == pytest.approx(200 / 3)
-    assert "gold labels themselves" in compared(tmp_path, "sets.jsonl", "printed.csv", **options)["account"][1]
-    (tmp_path / "joined.csv").write_text("\n".join(["label", *map(" ".join, gold)]))
-    assert compared(tmp_path, "joined.csv", "predictions.txt")["methods"][0]["score"] == pytest.approx(200 * 2 / 7)
+    assert compared(tmp_path, "gold.jsonl", "a.csv", **options)["methods"][0]["score"] == 100
 
 
 def test_answers_are_paired_by_their_contexts(tmp_path: Path) -> None:
@@ -147,30 +139,6 @@ def test_rankings_are_scored_as_trec_eval_scores_them(tmp_path: Path) -> None:
         content = compared(tmp_path, "x.qrels", "a.run", "b.jsonl", metric=metric)
         assert [row["score"] for row in content["methods"]] == pytest.approx([100 * value] * 2)
     assert "1 of 3 judged queries are not ranked, and count 0" in content["account"][1]
-
-
-def test_what_can_be_taken_in_two_ways_is_refused(tmp_path: Path) -> None:
-    gold = write_gold(tmp_path)
-    table = by_ids(prediction=[NAMES[one] for one in PREDICTED])
-    refused = {
-        "has the id 'q5', which": table[table["id"] != "q5"],
-        "has the id 'q5' twice": pd.concat([table, table[table["id"] == "q5"]]),
-        "has 119 rows, and": table[["prediction"]][:-1],
-        "which one is meant": table.assign(pred=0),
-        "has the labels": table.assign(prediction=range(SIZE)),
-        "has the columns epoch, steps": pd.DataFrame({"epoch": [0], "steps": [1], "cosine_pearson": [0.9]}),
-    }
-    for text, content in refused.items():
-        content.to_csv(tmp_path / "a.csv", index=False)
-        with pytest.raises(UserError, match=r"a\.csv") as error:
-            compared(tmp_path, gold.name, "a.csv")
-        assert text in str(error.value)
-    pd.DataFrame(PROBABILITIES).to_csv(tmp_path / "a.csv", index=False)
-    with pytest.raises(UserError, match="nothing says which is which"):
-        compared(tmp_path, gold.name, "a.csv")
-    table.to_csv(tmp_path / "a.csv", index=False)
-    with pytest.raises(UserError, match="second of two classes"):
-        compared(tmp_path, gold.name, "a.csv", metric="f1")
 
 
 def test_missing_labels_are_refused(tmp_path: Path) -> None:

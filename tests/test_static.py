@@ -110,17 +110,13 @@ def table_of(folder: Path, form: str, tokenizer: Any) -> Path:
     backend.enable_truncation(4) if form == "cut" else backend.no_truncation()
     backend.save(str(place / "tokenizer.json"))
     if form in ("clusters", "early"):
-        tensors = {
-            "embeddings": rows[:5].half(),
-            "mapping": torch.arange(size) % 5,
-            "weights": torch.rand(size).double(),
-        }
+        places, weights = torch.arange(size) % 5, torch.rand(size).double()
+        tensors = {"embeddings": rows[:5].half(), "mapping": places, "weights": weights}
         (folder / "config.json").write_text('{"model_type": "model2vec", "normalize": true, "hidden_dim": 6}')
     save_file(tensors, place / "model.safetensors")
     paths = [place.relative_to(folder).as_posix(), "1_Normalize"]
-    entries = [
-        {"name": kind, "path": path, "type": f"{MODULE}.{kind}"} for path, kind in zip(paths, kinds, strict=False)
-    ]
+    pairs = zip(paths, kinds, strict=False)
+    entries = [{"name": kind, "path": path, "type": f"{MODULE}.{kind}"} for path, kind in pairs]
     (folder / "modules.json").write_text(json.dumps(entries))
     return folder
 
@@ -136,7 +132,8 @@ def test_tables_of_others_give_the_vectors_of_their_programs(form: str, source: 
         (folder / "modules.json").unlink()
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     model = ModelFolder.read(str(folder))
-    own = np.load(io.BytesIO(model.predict_file(tmp_path / "a.jsonl", "cpu")[0]))
+    content: Any = model.predict_file(tmp_path / "a.jsonl", "cpu")[0]
+    own = np.load(io.BytesIO(content))
     np.testing.assert_allclose(own, expected, atol=1e-3 if form in ("clusters", "early") else 1e-6)
     is_named = "model2vec's rule" in str(resolve_source(str(folder)).unread_keys)
     assert is_named == (form in ("clusters", "early"))

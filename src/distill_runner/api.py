@@ -16,7 +16,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
 from typing import TYPE_CHECKING, Any
 
-from distill_runner.common.errors import UserError, format_typed
+from distill_runner.common.errors import UserError, format_typed, require_choice
 from distill_runner.report.collect import Result, read_result, read_results
 
 if TYPE_CHECKING:
@@ -240,8 +240,7 @@ def table(results: Sequence[Result], style: str = "markdown", split: Sequence[st
     from distill_runner.report.frame import tabulate
 
     styles = {"markdown": markdown, "latex": latex, "csv": as_csv, "terminal": terminal}
-    if style not in styles:
-        raise UserError("style", style, "there is no such style", f"Known: {', '.join(styles)}.")
+    require_choice("style", style, styles, "there is no such style")
     return styles[style](tabulate(_result_list(results), [split] if isinstance(split, str) else split))
 
 

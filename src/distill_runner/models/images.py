@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForImageClassification, PreTrained
 from transformers import initialization as init
 from transformers.modeling_outputs import ImageClassifierOutputWithNoAttention
 
-from distill_runner.common.errors import UserError
+from distill_runner.common.errors import UserError, require_choice
 
 
 def reads_images(config: PreTrainedConfig) -> bool:
@@ -69,8 +69,7 @@ class CifarResNetConfig(PreTrainedConfig):
         if len(widths) != 3 or widths != sorted(widths) or widths[0] < 1:
             problem = "must be three numbers in non-decreasing order, such as 16,32,64"
             raise UserError(f"{key}.widths", widths, problem)
-        if self.shortcut not in ("conv", "pad"):
-            raise UserError(f"{key}.shortcut", self.shortcut, "there is no such shortcut", "Known: conv, pad.")
+        require_choice(f"{key}.shortcut", self.shortcut, ("conv", "pad"), "there is no such shortcut")
 
     @property
     def hidden_size(self) -> int:

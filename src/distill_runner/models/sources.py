@@ -428,9 +428,8 @@ def read_config(model: ModelConfig, source: ModelSource | None = None) -> PreTra
         remedy = "Leave it out, or take a new network: " + override("student", "resnet8")
         raise UserError(".model.num_layers", model.num_layers, problem, remedy)
     if model.copies_layers and model.num_layers > (depth := getattr(config, "num_hidden_layers", 0)):
-        problem = (
-            f"must be between 1 and {depth}, the layers of {model.source}" if depth else "its source has no layers"
-        )
+        limits = f"must be between 1 and {depth}, the layers of {model.source}"
+        problem = limits if depth else "its source has no layers"
         raise UserError(".model.num_layers", model.num_layers, problem)
     if layer_types := getattr(config, "layer_types", None):  # ModernBERT: a copied layer stays local or global
         numbers = layers_to_copy(len(layer_types), model.num_layers, model.layers)

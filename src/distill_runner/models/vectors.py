@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 PoolingMode = Literal["mean", "cls", "last"]
 _ACTIVATIONS = {name: getattr(nn, name) for name in ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")}
-_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-LENGTHS = tuple(f"sentence_{family}_config.json" for family in _FAMILIES)
-"""Files with the maximum length, of which a folder has one."""
+LENGTHS = "sentence_bert_config.json"
+"""File with the maximum length; of other families, it has their name instead of bert."""
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -47,7 +46,7 @@ POOLING_FLAGS = {
 _NAMES: dict[str, PoolingMode] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 UNLIMITED = 2**31
 """Number of tokens from which a maximum is none; tokenizers without one have 10**30."""
-_REMEDY = f"Poolings that are read: {', '.join(_NAMES.values())}; modules: Pooling, Dense and Normalize."
+_REMEDY = f"Poolings that are read: {', '.join(_NAMES.values())}; modules: Pooling or {STATIC}, Dense and Normalize."
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,8 @@ def _content(folder: Path) -> SentenceFolder:
     types = [str(entry["type"]) for entry in entries]
     kinds = [one.rpartition(".")[2] if one.startswith("sentence_transformers.") else one for one in types]
     modules = _modules(folder, entries, kinds)
-    lengths: Any = next((read_json(folder / file) for file in LENGTHS if (folder / file).is_file()), {})
+    files = sorted(folder.glob("sentence_*_config.json"), key=lambda file: file.name != LENGTHS)
+    lengths: Any = next(map(read_json, files), {})
     settings, tokenizer = read_json(folder / SETTINGS), read_json(folder / "tokenizer_config.json")
     prompts = {key: str(text) for key, text in (settings.get("prompts") or {}).items() if text}
     default = settings.get("default_prompt_name") or None
@@ -263,7 +263,7 @@ def _content(folder: Path) -> SentenceFolder:
         remedy = "Give the number of tokens at which texts are cut."
         raise UserError(".model.source", None, f"has max_seq_length={max_length}", remedy)
     length = int(max_length) if max_length < UNLIMITED else None
-    contents = [(entry, MODULES) for entry in entries] + [(lengths, LENGTHS[0]), (settings, SETTINGS)]
+    contents = [(entry, MODULES) for entry in entries] + [(lengths, LENGTHS), (settings, SETTINGS)]
     paths = zip(kinds[1:], entries[1:], strict=True)
     contents += [(read_json(folder / entry["path"] / CONFIG), f"{kind}/{CONFIG}") for kind, entry in paths]
     unread = tuple(text for content, kind in contents for text in unread_keys(content, kind, folder.name))
@@ -384,7 +384,7 @@ def write_modules(folder: Path, model: SentenceEncoder) -> None:
         for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
     ]
     content = model.content
-    files[LENGTHS[0]] = {"max_seq_length": content.max_length, "do_lower_case": False}
+    files[LENGTHS] = {"max_seq_length": content.max_length, "do_lower_case": False}
     settings = {"prompts": content.prompts, "default_prompt_name": content.default_prompt}
     files[SETTINGS] = settings | {"similarity_fn_name": content.similarity}
     for name, content in files.items():

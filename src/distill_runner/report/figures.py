@@ -406,8 +406,7 @@ def curve_cells(
     Raises:
         UserError: there is no such axis, or no finished result has a tick on it or a tick that ``order`` names.
     """
-    if axis not in AXES:
-        raise UserError("--by", axis, "there is no such axis", f"Known: {', '.join(AXES)}.")
+    require_choice("--by", axis, AXES, "there is no such axis")
     finished = distinct(filter(is_scored, results))
     on_axis = [(result, place) for result in finished if (place := _tick(result, axis)) is not None]
     if not on_axis:

@@ -102,13 +102,15 @@ def compare_files(
     if not gold.values:
         raise UserError("--gold", gold_file, "has no labels", "It needs a column of them.")
     order = [*(labels or gold.names)]
-    classes = order or [*dict.fromkeys(map(str, map(label_text, gold.values)))]
+    texts = (one for value in gold.values for one in (value if isinstance(value, list | tuple) else [value]))
+    classes = order or [*dict.fromkeys(map(label_text, texts))]
     files = [read_values(file, "--predictions", classes) for own in predictions.values() for file in own]
     kind = task_type or type_of(gold, files[0])
     require_choice("--type", kind, TYPES, "there is no such task type")
     for file in (gold, *files):
         is_ranking = bool(file.values) and all(map(is_scores, file.values))
-        if not (is_ranking if kind == "retrieval" else file.values or kind == "classification"):
+        has_scores = file.scores is not None and kind in ("classification", "multilabel")
+        if not (is_ranking if kind == "retrieval" else file.values or has_scores):
             raise UserError("--predictions", file.file, f"has no predictions of {kind}: {file.text}", RENAME)
     names, read = TYPES[kind]
     metric = metric or names[0]

@@ -14,7 +14,7 @@ import numpy as np
 from distill_runner.common.errors import UserError, quantity, short_list
 from distill_runner.datasets import metrics
 from distill_runner.report.compare import Predictions
-from distill_runner.report.prediction_files import NUMBER, Values, label_text
+from distill_runner.report.prediction_files import NUMBER, Values, label_text, lists_of_numbers
 from distill_runner.tasks.columns import printed_value
 from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.questions.answers import normalize_answer, question_scores
@@ -54,7 +54,9 @@ def type_of(gold: Values, sample: Values) -> str:
     if isinstance(gold.values[0], dict):
         return "questions" if "text" in gold.values[0] else "retrieval"
     parts = [one for value in gold.values if isinstance(value, list) for one in value]
-    if any(isinstance(one, dict) for one in parts):
+    if isinstance(gold.values[0], tuple):
+        return "multilabel"
+    if any(isinstance(one, dict | list) for one in parts):
         return "questions" if any("answer_start" in one for one in parts) else "tokens"
     if parts and not any(spelled_parts(str(one)) for one in parts):
         problem = "has lists, of tags of words or of labels of a text"
@@ -63,8 +65,13 @@ def type_of(gold: Values, sample: Values) -> str:
     if parts or not all(map(NUMBER.fullmatch, texts)):
         are_tags = all(map(_TAGS.fullmatch, texts)) and any(" " in text for text in texts)  # of the words of each text
         return "tokens" if parts or are_tags else "classification"
-    are_whole = all(map(_INTEGER.fullmatch, [*texts, *filter(NUMBER.fullmatch, others)]))
-    return "classification" if are_whole else "regression"
+    if all(map(_INTEGER.fullmatch, [*texts, *filter(NUMBER.fullmatch, others)])):
+        return "classification"
+    if {*texts} <= {"0", "1"}:
+        problem = f"has fractions, and {gold.file} 0 and 1: they may be probabilities of class 1, or other numbers"
+        remedy = "Write columns p_0 and p_1 for classes, or say that these are numbers: --type regression."
+        raise UserError("--predictions", sample.file, problem, remedy)
+    return "regression"
 
 
 def _classification(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
@@ -80,6 +87,8 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
         raise UserError("--labels", ",".join(order), f"lacks {short_list(other)} of {gold.file}", "Name all classes.")
     number, predicted, remarks = {name: place for place, name in enumerate(classes)}, [], []
     for file in files:
+        if file.scores is None and (rows := lists_of_numbers(file.values)):
+            file = replace(file, values=[], scores=np.array(rows), names=[*map(str, range(len(rows[0])))])
         (texts,), remark = _class_names([[*map(label_text, file.values)]], order), ""
         if file.scores is not None and (metric in metrics.OF_PROBABILITIES or not texts):
             outputs, remark = _logits(metric, file, classes, bool(order))
@@ -158,39 +167,46 @@ def _regression(metric: str, gold: Values, files: Sequence[Values], order: Seque
 def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
     """Score the entities of tags of words, or spans of characters."""
 
-    def row(value: Any) -> list[Any]:
-        parts = value.split() if isinstance(value, str) else value or ()
-        return [one if isinstance(one, str | dict) else label_text(one) for one in parts]
-
     def span(one: Any) -> tuple[Any, ...]:
+        if isinstance(one, list):  # of spaCy and doccano
+            return tuple(one) if [*map(type, one)] == [int, int, str] else (None,)
         return one.get("start"), one.get("end"), one.get("label", one.get("entity_group"))
 
-    rows = [[*map(row, file.values)] for file in (gold, *files)]
-    kinds = [any(isinstance(one, dict) for value in own for one in value) for own in rows]
-    rows = [own if has_spans else _class_names(own, order) for own, has_spans in zip(rows, kinds, strict=True)]
-    tags = [tag for own, has_spans in zip(rows, kinds, strict=True) if not has_spans for value in own for tag in value]
-    tagset, parts = TagSet.from_names(complete_names(tags) or ["O"]), list[list[set[Any]]]()
-    for file, own, has_spans in zip((gold, *files), rows, kinds, strict=True):
-        problem, sizes = "", [*map(len, own)]
-        if has_spans != kinds[0] and any(sizes):
+    def row(value: Any) -> list[Any]:
+        parts = value.split() if isinstance(value, str) else value if isinstance(value, list) else filter(None, [value])
+        return [span(one) if isinstance(one, list | dict) else label_text(one) for one in parts]
+
+    files, parts, gold_tags, gold_sizes = [gold, *files], list[list[set[Any]]](), list[str](), list[int]()
+    for file in files:
+        own = [*map(row, file.values)]
+        has_spans, sizes = any(isinstance(one, tuple) for value in own for one in value), [*map(len, own)]
+        own = own if has_spans else _class_names(own, order)
+        tags = [tag for value in own for tag in value]
+        if file is gold:
+            gold_has_spans, gold_tags, gold_sizes = has_spans, [] if has_spans else tags, sizes
+        problem, remedy = "", "Predict tags of all words, or spans as in the data."
+        if has_spans != gold_has_spans and any(sizes):
             problem = f"has {'spans' if has_spans else 'tags'}, unlike {gold.file}: distill-run predict --out x.conll"
-        elif not has_spans and sizes != [*map(len, rows[0])] and not kinds[0]:
-            place = next(place for place, size in enumerate(sizes) if size != len(rows[0][place]))
-            problem = f"has {sizes[place]} tags in row {place}, and {gold.file} has {len(rows[0][place])}"
-        spans = [set(map(span, value)) for value in own if has_spans]
-        if any(None in one for value in spans for one in value):
+        elif not gold_has_spans and sizes != gold_sizes:
+            place = next(place for place, size in enumerate(sizes) if size != gold_sizes[place])
+            problem = f"has {sizes[place]} tags in row {place}, and {gold.file} has {gold_sizes[place]}"
+        elif has_spans and any(not isinstance(one, tuple) or None in one for one in tags):
             problem = "has spans that lack a start, an end or a label"
+        sets = [set[Any](value) for value in own]
+        if not problem and not gold_has_spans:
+            try:
+                tagset = TagSet.from_names(complete_names([*gold_tags, *tags]) or ["O"])
+                sets = _entities(tagset, own)
+            except UserError as error:
+                problem, remedy = error.problem, error.remedy
         if problem:
-            raise UserError("--predictions", file.file, problem, "Predict tags of all words, or spans as in the data.")
-        if has_spans:
-            parts.append(spans)
-        else:  # nothing is predicted where the gold file has spans, and this one has neither
-            parts.append([set() for _ in own] if kinds[0] else _entities(tagset, own))
+            raise UserError("--gold" if file is gold else "--predictions", file.file, problem, remedy)
+        parts.append(sets)
     return _of_sets(metric, parts)
 
 
 def _entities(tagset: TagSet, rows: Sequence[Sequence[str]]) -> list[set[Any]]:
-    """Return the entities of each row of tags: first word, last word + 1, type."""
+    """Return the entities of each row of tags: first and last word, counted over all rows, and type."""
     bounds, sets = np.cumsum([0, *map(len, rows)]), [set[Any]() for _ in rows]
     numbers = np.array([tagset.number[tag] for row in rows for tag in row], dtype=np.int64)
     for first, last, kind in tagset.entities(numbers, bounds).tolist():
@@ -201,14 +217,22 @@ def _entities(tagset: TagSet, rows: Sequence[Sequence[str]]) -> list[set[Any]]:
 def _multilabel(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
     parts, classes, remarks = list[list[set[Any]]](), {*order}, list[str]()
     for file in (gold, *files):
-        by_mark = {mark: _class_names(_label_lists(file.values, mark), order) for mark in SEPARATORS}
+        values, remark = file.values, ""
+        if not values and file.scores is not None:
+            limit, names = (0 if (file.scores < 0).any() else 0.5), np.array(file.names, dtype=object)
+            if limit and file.scores.max() > 1:
+                problem = "has scores above 1 and none below 0, which are neither probabilities of labels nor logits"
+                raise UserError("--predictions", file.file, problem, "Write one of these, or lists of labels.")
+            values, remark = [names[row].tolist() for row in file.scores > limit], f", labels above {limit}"
+        by_mark = {mark: _class_names(_label_lists(values, mark), order) for mark in SEPARATORS}
         # Gold labels may be one text; those of the others are divided as gives most of the gold labels.
         fits = {mark: sum(one in classes for row in rows for one in row) for mark, rows in by_mark.items()}
-        used = [mark for mark in SEPARATORS if any(isinstance(v, str) and mark in v for v in file.values)]
+        used = [mark for mark in SEPARATORS if any(isinstance(v, str) and mark in v for v in values)]
         mark = max(fits, key=lambda mark: fits[mark]) if parts else next(iter(used), SEPARATORS[0])
         labels = [one for row in by_mark[mark] for one in row]
         classes |= set() if parts else {*labels}
-        remarks.append((f", divided by '{mark}'" if mark in used else "") + _strays(file, labels, classes, gold))
+        remark += f", divided by '{mark}'" if mark in used else ""
+        remarks.append(remark + _strays(file, labels, classes, gold))
         parts.append([{(one,) for one in row} for row in by_mark[mark]])
     return [replace(one, remark=remark) for one, remark in zip(_of_sets(metric, parts), remarks[1:], strict=True)]
 
@@ -218,7 +242,7 @@ def _label_lists(values: Sequence[Any], mark: str) -> list[list[str]]:
 
     def items_of(value: Any) -> list[Any]:
         if not isinstance(value, str):
-            return value if isinstance(value, list) else [value]
+            return [*value] if isinstance(value, list | tuple) else [value]
         own = printed_value(value) if value.startswith("[") else None
         return own if isinstance(own, list) else value.strip("[]").split(mark)
 
@@ -251,13 +275,21 @@ def _of_sets(metric: str, parts: Sequence[Sequence[set[Any]]]) -> list[Scored]:
 
 def _questions(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
     """Score answers by SQuAD's rules; gold answers are written as in its files, as on the hub, or as plain texts."""
-    golds = [value["text"] if isinstance(value, dict) else value for value in gold.values]
-    golds = [value if isinstance(value, list) else [value] for value in golds]
-    texts = [[str(one["text"] if isinstance(one, dict) else one or "") for one in value] for value in golds]
+
+    def answers_in(value: Any) -> list[str]:
+        if isinstance(value, dict):
+            return answers_in(value.get("text", value.get("answer")))
+        return [one for part in value for one in answers_in(part)] if isinstance(value, list) else [str(value or "")]
+
+    texts = [*map(answers_in, gold.values)]
     clusters = np.unique(gold.contexts or np.arange(len(texts)), return_inverse=True)[1]
     scored = []
     for file in files:
-        answers = [str(value or "") for value in file.values]
+        own = [{*answers_in(value)} or {""} for value in file.values]
+        if len(most := max(own, key=len, default={""})) > 1:
+            problem = f"has {len(most)} answers to one question, such as {short_list(sorted(most))}"
+            raise UserError("--predictions", file.file, problem, "Write the predicted one: is it a gold file?")
+        answers = [answer for (answer,) in own]
         exact, f1 = question_scores(answers, texts, None, not all(map(any, texts)))
         predictions = Predictions("score", exact if metric == "exact_match" else f1, clusters)
         scored.append(Scored(predictions, [*map(normalize_answer, answers)]))

@@ -21,8 +21,10 @@ import numpy as np
 from distill_runner.common.errors import UserError, listed_names, require_file
 from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.readers.content import open_split
+from distill_runner.datasets.readers.formats import file_format
 from distill_runner.tasks.columns import as_lists, by_label
 from distill_runner.tasks.decoding import OneClass
+from distill_runner.tasks.multilabel import flag_of
 
 IDS = ("id", "index", "idx", "guid", "", "Unnamed: 0")
 """Names of columns of ids, the first of which is taken; pandas writes its index without a name."""
@@ -32,8 +34,9 @@ PREDICTED = ("prediction", "predictions", "predicted", "predicted_label", "pred"
 LABELS = ("label", "labels", "gold", "target", "y_true", "answers", "answer", "ner_tags", "tags", "spans")
 PREFIX = "p_"
 """Of columns of the probability of a class, as ``distill-run predict`` writes them."""
-RENAME = "Name one column prediction, or label in the gold file; of rankings, columns query-id, corpus-id, score."
+RENAME = "Name one column prediction, or label in the gold file; scores p_<class>; rankings query-id, corpus-id, score."
 SAME_EXAMPLES = "Compare predictions of the same examples; those of files without ids have the order of the gold file."
+TREC = "Lines of rankings are query Q0 document rank score name, those of qrels query 0 document relevance."
 _RUN = re.compile(r"\S+\s+(Q0|q0|0)\s+\S+\s+\d+\s+\S+\s+\S+")
 _QRELS = re.compile(r"\S+\s+\S+\s+\S+\s+-?\d+(\.0)?")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -45,8 +48,8 @@ class Values:
 
     Attributes:
         ids: of the examples; None if the file has none, so that its order counts.
-        values: a label, number, answer or list for each; scores of documents by their ids for rankings; empty if there
-            are only ``scores``.
+        values: a label, number, answer or list for each; a tuple, the names of columns of flags that are set; scores of
+            documents by their ids for rankings; empty if there are only ``scores``.
         scores: (N, C), probabilities or logits; None without.
         names: classes of the columns of scores, or those that numbers stand for; empty if the file does not name them.
         contexts: the text that each example is about, if several examples may be about one.
@@ -130,6 +133,10 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
         if all(map(is_scores, by_id.values())) and not all("0" in own for own in by_id.values()):  # pandas has rows
             return _rankings(file, ((query, *pair) for query, own in by_id.items() for pair in own.items()))
     class_names: Mapping[str, list[str]] = {}
+    if file.suffix == ".json" and re.match(r"\s*\[\s*[^{\s]", content):
+        return _of_columns(file, key, {"label": json.loads(content)}, class_names, classes)
+    if is_text and not file_format(file):
+        raise UserError(key, file, "is no file of trec_eval, or of another format that is read", TREC)
     if file.suffix == ".txt":  # as run_glue writes
         table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         records, names = [*table], list(table.fieldnames or ())
@@ -151,13 +158,14 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
     return _of_columns(file, key, columns, class_names, classes)
 
 
-def _answers(values: Any) -> dict[str, str] | None:
+def _answers(values: Any) -> dict[str, Any] | None:
     """Return the answers in an object of answers, or of the n best ones, by id, as run_qa writes; else None."""
+    scalars = str | int | float
     try:
-        best = {key: value if isinstance(value, str) else value[0]["text"] for key, value in values.items()}
+        best = {key: value if isinstance(value, scalars) else value[0]["text"] for key, value in values.items()}
     except (LookupError, TypeError, AttributeError):
         return None
-    return best if all(isinstance(answer, str) for answer in best.values()) else None
+    return best if all(isinstance(answer, scalars) for answer in best.values()) else None
 
 
 def is_scores(value: Any) -> bool:
@@ -176,8 +184,6 @@ def _of_columns(
     fitting = ((way, own) for way, own in ways.items() if len(own) > 1 and {*own} <= {*others})
     way, scored = next(fitting, ("", []))
     scores = np.column_stack([columns[name] for name in scored]).astype(np.float64) if scored else None
-    if scores is not None and not np.isfinite(scores).all():
-        raise ValueError(f"a score in the columns {listed_names(scored)} is missing or not finite")
     rest = [name for name in others if way == "class" and name not in (*scored, *PREDICTED, *LABELS)]
     rest = [name for name in rest if all(NUMBER.fullmatch(label_text(value)) for value in columns[name])]
     # A class that no example has, or a number of another kind.
@@ -186,17 +192,30 @@ def _of_columns(
         raise UserError(key, file, problem, f"Name all columns of scores {PREFIX}<class>.")
     groups = (() if key == "--gold" else PREDICTED, LABELS, ("score",), () if scored else others)
     candidates = next(filter(None, ([name for name in group if name in others] for group in groups)), [])
+    flags = [name for name in candidates if candidates == others and None not in map(flag_of, columns[name])]
+    if len(flags) > 1 and (key == "--gold" or {*flags} & {*classes}):
+        rows = [[name for name in flags if flag_of(columns[name][row])] for row in range(len(columns[flags[0]]))]
+        is_one_hot, candidates = {*map(len, rows)} == {1}, [", ".join(flags)]
+        columns = {**columns, candidates[0]: [row[0] if is_one_hot else tuple(row) for row in rows]}
     if len(candidates) > 1 or not (candidates or scored):
-        problem = f"has the columns {listed_names(candidates or [*columns])}: which one is meant?"
-        raise UserError(key, file, problem, RENAME)
+        where = "in its first line " if any(map(NUMBER.fullmatch, columns)) else ""
+        problem = f"has {where}the columns {listed_names(candidates or [*columns])}: which one is meant?"
+        raise UserError(key, file, problem, f"{RENAME}{' Without names, add such a line.' if where else ''}")
     values = as_lists(columns[candidates[0]], list | dict) if candidates else []
     by_class = [*map(by_label, values)]
+    numbers = (lists_of_numbers(values) if key == "--predictions" else None) or []
+    if any(one % 1 for row in numbers for one in row):  # whole ones may be labels
+        is_one = len(numbers[0]) == 1
+        values = [row[0] for row in numbers] if is_one else values
+        by_class = [] if is_one else [{str(place): one for place, one in enumerate(row)} for row in numbers]
     if key == "--predictions" and by_class and all(map(is_scores, by_class)):
         if {*map(len, by_class)} != {1} and any(own.keys() != by_class[0].keys() for own in by_class):
             raise UserError(key, file, "lacks scores of some classes in some rows", "Predict those of all classes.")
         way, scored = "key", [*by_class[0]] if len(by_class[0]) > 1 else []
         values = [] if scored else [*chain(*by_class)]
         scores = np.array([[own[name] for name in scored] for own in by_class], dtype=np.float64) if scored else None
+    if scores is not None and not np.isfinite(scores).all():
+        raise ValueError(f"a score in the columns {listed_names(scored)} is missing or not finite")
     if labels := class_names.get(candidates[0], []) if candidates else []:
         name_of = dict(enumerate(labels)).get  # None for -1, which is "no label" on the hub
         values = [[*map(name_of, value)] if isinstance(value, list) else name_of(value) for value in values]
@@ -204,6 +223,14 @@ def _of_columns(
     text = ", ".join(f"{what} '{name}'" for what, name in taken.items() if name is not None)
     names = [name.removeprefix(PREFIX) for name in scored] if way == "prefix" else scored
     return Values(file, ids, values, scores, names or labels, columns.get("context"), id_name in ROW_NUMBERS, text)
+
+
+def lists_of_numbers(values: Sequence[Any]) -> list[list[float]] | None:
+    """Return lists of one length that hold numbers, also where each is alone in a list; None for other values."""
+    rows = [one[0] if isinstance(one, list) and [*map(type, one)] == [list] else one for one in values]
+    if not all(isinstance(row, list) and row for row in rows) or len({*map(len, rows)}) != 1:
+        return None
+    return rows if all(isinstance(one, int | float) for row in rows for one in row) else None
 
 
 def _rankings(file: Path, rows: Iterable[tuple[Any, Any, Any]]) -> Values:

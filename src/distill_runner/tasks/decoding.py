@@ -3,6 +3,8 @@
 Shapes: N examples with C outputs each. Labels have the form of ``Examples.labels``.
 """
 
+import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -105,7 +107,10 @@ class LabelSet(Decoding):
         return (outputs_NC > 0).astype(np.float32)
 
     def texts(self, outputs_NC: np.ndarray, names: Sequence[str]) -> list[str]:
-        return [";".join(names[number] for number in np.flatnonzero(row > 0).tolist()) for row in outputs_NC]
+        """Labels are divided by ``;``, or a list of JSON where a name holds a mark that may divide labels."""
+        rows = [[names[number] for number in np.flatnonzero(row > 0).tolist()] for row in outputs_NC]
+        has_marks = bool(re.search(r"[;|,\[\]\n]", "".join(names)))
+        return [json.dumps(row, ensure_ascii=False) if has_marks else ";".join(row) for row in rows]
 
     def probabilities(self, outputs_NC: np.ndarray) -> np.ndarray:
         from scipy.special import expit

@@ -119,10 +119,10 @@ class MultiLabelTask(TextTask):
         rows = values if labels is self.label else [self._items(value, split) for value in values]
         if labels is self.label or self._are_flags(rows, len(labels), split):
             cells = ((name, cell) for row in rows for name, cell in zip(labels, row, strict=True))
-            if wrong := next((pair for pair in cells if _flag(pair[1]) is None), None):
+            if wrong := next((pair for pair in cells if flag_of(pair[1]) is None), None):
                 problem = f"split '{split}' holds {wrong[1]!r} for the label {wrong[0]}, in a column of 0 and 1"
                 raise UserError("task.label", self.label, problem, "Give each label a column of 0 and 1.")
-            return np.array([list(map(_flag, row)) for row in rows], dtype=np.float32)
+            return np.array([list(map(flag_of, row)) for row in rows], dtype=np.float32)
         index = {normalized_label(name): number for number, name in enumerate(labels)}
         encoded = np.zeros((len(values), len(labels)), dtype=np.float32)
         for number, items in enumerate(rows):
@@ -140,6 +140,9 @@ class MultiLabelTask(TextTask):
         if self.separator is not None and isinstance(value, str | int | float):  # a file of numbers has one in each row
             return [name.strip() for name in str(as_int(value)).split(_SEPARATORS[self.separator]) if name.strip()]
         items = value if isinstance(value, list) else [None]
+        if any(item == "" for item in items):
+            problem = f"split '{split}' holds an empty label: {str(value)[:40]}"
+            raise UserError("task.label", self.label, problem, "Remove it, or name it.")
         if not all(isinstance(item, str) or isinstance(as_int(item), int) for item in items):
             problem = f"split '{split}' holds {str(value)[:40]!r}, which is not a list of labels or of their numbers"
             remedy = override("task.separator", "comma") + " (semicolon, bar, blank), or columns of 0 and 1: "
@@ -186,5 +189,6 @@ class MultiLabelTask(TextTask):
         return [stored[item] if stored is not None and isinstance(item, int) else str(as_int(item)) for item in items]
 
 
-def _flag(value: Any) -> bool | None:
+def flag_of(value: Any) -> bool | None:
+    """Return the yes or no that a value of a column of flags says; None for any other value."""
     return FLAGS.get(str(as_int(value)).casefold())

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from distill_runner.common.errors import UserError, override
+from distill_runner.common.errors import UserError, override, require_choice
 from distill_runner.datasets.metrics import LOWER_IS_BETTER, mean
 from distill_runner.datasets.readers.content import data_fingerprint, require_own_rows, share_rows
 from distill_runner.datasets.readers.dataset import Dataset, parse_split, splits_overlap
@@ -86,9 +86,8 @@ class TaskSplits(Dataset):
             if key != "task.name" and name == "train":
                 raise UserError(key, name, "is the name of the split to train on in results", "Take another name.")
         choices = dict.fromkeys([HELD_OUT, VALIDATION, _MEAN, *self.validation])
-        if self.select_on not in choices:
-            problem = "must be held_out, mean, or the name of a split in task.validation"
-            raise UserError("task.select_on", self.select_on, problem, f"Take one of {', '.join(choices)}.")
+        problem = "must be held_out, mean, or the name of a split in task.validation"
+        require_choice("task.select_on", self.select_on, choices, problem)
         if self.select_on == HELD_OUT and self.not_held_out:
             raise UserError("task.select_on", HELD_OUT, *self.not_held_out)
         if self.metrics[0] in LOWER_IS_BETTER:

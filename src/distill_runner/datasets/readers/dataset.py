@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from pydantic import Field
 
-from distill_runner.common.errors import UserError, format_typed
+from distill_runner.common.errors import UserError, format_typed, require_choice
 from distill_runner.common.schema import Schema
 from distill_runner.datasets.embedded import NAMES
 
@@ -61,9 +61,9 @@ class Dataset(Schema, ABC):
     encoding: str | None = None
 
     def model_post_init(self, _context: Any) -> None:
-        if is_embedded(self) and self.dataset.removeprefix(EMBEDDED) not in NAMES:
-            remedy = f"Use one of {', '.join(EMBEDDED + name for name in NAMES)}."
-            raise UserError(f"{self.key}.dataset", self.dataset, "no such embedded data", remedy)
+        if is_embedded(self):
+            embedded = [EMBEDDED + name for name in NAMES]
+            require_choice(f"{self.key}.dataset", self.dataset, embedded, "no such embedded data")
         if len(set(self.columns)) < len(self.columns):
             problem = f"names the column '{self.columns[0]}' twice"
             raise UserError(f"{self.key}.columns", format_typed(self.columns), problem, "Name each column once.")
