@@ -49,16 +49,9 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         {"index": range(SIZE), "prediction": [NAMES[one] for one in PREDICTED]}
         | {f"p_{name}": PROBABILITIES[:, place] for place, name in enumerate(NAMES)}
         | {"sentence": "a text", "label": ""}).to_csv(file, index=False)),
-    "pandas' Series": ("series.csv", lambda file: pd.Series([NAMES[one] for one in PREDICTED]).to_csv(file)),
     "pandas' predict_proba": ("proba.csv", lambda file: by_ids(
         **dict(zip(NAMES, PROBABILITIES.T, strict=True))).to_csv(file, index=False)),
     "pandas' array": ("array.csv", lambda file: pd.DataFrame(PROBABILITIES).to_csv(file, index=False)),
-    "JSON lines": ("x.jsonl", lambda file: by_ids(
-        prediction=[NAMES[one] for one in PREDICTED]).to_json(file, orient="records", lines=True)),
-    "ids in another order": ("y.tsv", lambda file: by_ids(
-        pred=[NAMES[one] for one in PREDICTED]).to_csv(file, index=False, sep="\t")),
-    "answers of a language model": ("answers.json", lambda file: file.write_text(json.dumps(
-        {key: NAMES[one] for key, one in zip(IDS, PREDICTED, strict=True)}))),
 }  # fmt: skip
 """What other programs write for the same predictions."""
 
@@ -144,8 +137,7 @@ def test_rankings_are_scored_as_trec_eval_scores_them(tmp_path: Path) -> None:
 def test_missing_labels_are_refused(tmp_path: Path) -> None:
     """The -1 of the hub's unlabeled splits was taken for the last class."""
     features = datasets.Features({"label": datasets.ClassLabel(names=NAMES)})
-    with (tmp_path / "gold.parquet").open("wb") as file:
-        datasets.Dataset.from_dict({"label": [0, 2, -1]}, features=features).to_parquet(file)
+    datasets.Dataset.from_dict({"label": [0, 2, -1]}, features=features).to_parquet(tmp_path / "gold.parquet")
     (tmp_path / "labels.csv").write_text("prediction\nno\nyes\nyes\n")
     with pytest.raises(UserError, match="has no label for 1 example"):
         compared(tmp_path, "gold.parquet", "labels.csv")

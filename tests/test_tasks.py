@@ -232,7 +232,7 @@ def test_match_labels(tmp_path: Path, head: list[str], labels: list[str], expect
         ({"type": "regression", "metrics": ["pearson"]}, ["task.labels=[bad,good]", "task.labels=null"]),
         ({"labels": ["a"]}, ["task.labels=[a]", "two classes or more"]),
         ({"labels": ["a_b", "A-B"]}, ["task.labels=[a_b,A-B]", "two names differ only in case", "'task.labels=[a_b]'"]),
-        ({"dataset": "embedded:pears"}, ["task.dataset=embedded:pears", "embedded:pairs, embedded:sent"]),
+        ({"dataset": "embedded:pears"}, ["task.dataset=embedded:pears", "Did you mean 'embedded:pairs'"]),
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, Any], parts: list[str]) -> None:

@@ -246,9 +246,9 @@ def _read_other(name: str, options: Mapping[str, Any]) -> tuple["ModelSource", "
     Raises:
         UserError: as ``ModelFolder.read``.
     """
-    from distill_runner.models.metadata import read_json
+    from distill_runner.models.metadata import SETTINGS, read_json
     from distill_runner.models.sources import resolve_source
-    from distill_runner.models.vectors import SETTINGS, source_folder
+    from distill_runner.models.vectors import source_folder
 
     source = resolve_source(name)
     folder = source_folder(source)

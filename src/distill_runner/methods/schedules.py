@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from distill_runner.common.errors import UserError, override, quantity
+from distill_runner.common.errors import UserError, override, quantity, require_choice
 from distill_runner.common.schema import Assumption, Schema
 from distill_runner.datasets.batches import Batch
 from distill_runner.methods.base import LayeredTerm, LossTerm, Method, Progress
@@ -112,9 +112,8 @@ class LayerSchedule(Schema):
             missing = "reads the predictions" if layered else "supervises layers"
             problem = f"none of the method's terms ({', '.join(terms)}) {missing}"
             raise UserError(f"{_KEY}.rule", self.rule, problem, "Without one: " + override("schedule", "all"))
-        if self.thresholds is not None and self.watch not in layered:
-            problem = "is not a term of the method that supervises layers"
-            raise UserError(f"{_KEY}.watch", self.watch, problem, f"Known: {', '.join(sorted(layered))}.")
+        if self.thresholds is not None:
+            require_choice(f"{_KEY}.watch", self.watch, layered, "is not a term of the method that supervises layers")
 
     def check_epochs(self, num_layers: int, num_epochs: int) -> None:
         """Check that the layers leave an epoch for the terms on predictions, where these run only at the end.

@@ -13,6 +13,7 @@ from distill_runner.common.errors import UserError
 KEYS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("metadata.yaml").read_text(encoding="utf-8"))
 """What becomes of each key, by file and status."""
 REFUSED, OF_ENCODERS, REPORTED = "refused", "refused of encoders", "named"
+MODULES, SETTINGS, CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
 MAX_VALUE = 40
 """Characters of a value in messages."""
 

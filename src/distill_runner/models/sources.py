@@ -32,7 +32,7 @@ from distill_runner.models.config import ModelConfig, check_config, layers_to_co
 from distill_runner.models.families import TABLE
 from distill_runner.models.features import MPNET, OFFSET_POSITIONS, SHIFTED_POSITIONS, EncoderShape, is_other_classifier
 from distill_runner.models.images import reads_images
-from distill_runner.models.metadata import read_json, unread_keys
+from distill_runner.models.metadata import CONFIG, read_json, unread_keys
 from distill_runner.models.static import StaticConfig, as_own_folder, is_of_others
 
 PACKAGE = "package:"
@@ -44,7 +44,7 @@ HUB_REMEDY = (
 TRUST = "DISTILL_TRUST_REMOTE_CODE"
 """Environment variable; 1 allows the program to run the code that a model includes."""
 TOKENIZER_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model")
-CONFIG, SENTENCE_LENGTHS = "config.json", "sentence_*_config.json"
+SENTENCE_LENGTHS = "sentence_*_config.json"
 METADATA_FILES = (CONFIG, "tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json")
 """Files of any model whose keys have a place in ``metadata.yaml``."""
 SMALL_FILES = (*METADATA_FILES, *ADAPTER_FILES, "added_tokens.json", *TOKENIZER_FILES)
@@ -53,10 +53,9 @@ MODULE_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
     SENTENCE_LENGTHS,
-    "[0-9]*_*/config.json",
+    "[0-9]*_*/*.json",
     "[0-9]*_*/model.safetensors",
     "[0-9]*_*/pytorch_model.bin",
-    "[0-9]*_*/tokenizer.json",
 )
 """Name patterns of the files of sentence-transformers that say how an encoder's states become a vector."""
 _WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
@@ -251,8 +250,7 @@ class ModelSource:
         Raises:
             UserError: the files are not available.
         """
-        folder = self._files(weights)
-        return Path(self._table.name) if is_of_others(folder) else folder
+        return Path(self._table.name) if is_of_others(folder := self._files(weights)) else folder
 
     @cached_property
     def _table(self) -> TemporaryDirectory[str]:
@@ -428,8 +426,7 @@ def read_config(model: ModelConfig, source: ModelSource | None = None) -> PreTra
         remedy = "Leave it out, or take a new network: " + override("student", "resnet8")
         raise UserError(".model.num_layers", model.num_layers, problem, remedy)
     if model.copies_layers and model.num_layers > (depth := getattr(config, "num_hidden_layers", 0)):
-        limits = f"must be between 1 and {depth}, the layers of {model.source}"
-        problem = limits if depth else "its source has no layers"
+        problem = f"must be between 1 and {depth}, the layers of {model.source}" if depth else "its source has none"
         raise UserError(".model.num_layers", model.num_layers, problem)
     if layer_types := getattr(config, "layer_types", None):  # ModernBERT: a copied layer stays local or global
         numbers = layers_to_copy(len(layer_types), model.num_layers, model.layers)

@@ -10,6 +10,7 @@ Shapes: V tokens of the vocabulary with H numbers each.
 import json
 import shutil
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -26,9 +27,8 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_outputs import BaseModelOutput
 
 from distill_runner.models.families import TABLE
-from distill_runner.models.metadata import read_json
+from distill_runner.models.metadata import CONFIG, MODULES, SETTINGS, read_json
 
-MODULES, SETTINGS, CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
 STATIC = "StaticEmbedding"
 TOKENS_AT_ONCE = 512
 SIF = 1e-4
@@ -131,9 +131,10 @@ def as_own_folder(folder: Path) -> TemporaryDirectory[str]:
     each token gets the row of its cluster, times its weight.
     """
     kinds = [STATIC, "Normalize"][: 1 + bool(read_json(folder / CONFIG).get("normalize"))]  # early ones of model2vec
-    named = [{"name": kind, "path": kind, "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
-    entries = read_json(folder / MODULES) or [named[0] | {"path": ""}, *named[1:]]
+    modules = [{"name": kind, "path": kind, "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
+    entries = read_json(folder / MODULES) or [modules[0] | {"path": ""}, *modules[1:]]
     scratch = TemporaryDirectory(prefix="distill-table-", ignore_cleanup_errors=True)
+    Finalize(None, scratch.cleanup, exitpriority=0)  # processes of a sweep end without the finalizers of Python
     target, source = Path(scratch.name), folder / entries[0]["path"]
     file = source / "model.safetensors"
     tensors = load_file(file) if file.is_file() else torch.load(source / "pytorch_model.bin", weights_only=True)

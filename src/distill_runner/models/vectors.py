@@ -24,8 +24,8 @@ from distill_runner.common.errors import UserError, override, root_cause
 from distill_runner.datasets.batches import Batch
 from distill_runner.models.adapters import tensor_shapes
 from distill_runner.models.config import Similarity, VectorOptions
-from distill_runner.models.metadata import read_json, unread_keys
-from distill_runner.models.static import CONFIG, MODULES, SETTINGS, STATIC, StaticModel
+from distill_runner.models.metadata import CONFIG, MODULES, SETTINGS, read_json, unread_keys
+from distill_runner.models.static import STATIC, StaticModel
 
 if TYPE_CHECKING:
     from distill_runner.models.config import ModelConfig

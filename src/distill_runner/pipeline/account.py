@@ -20,8 +20,8 @@ from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.files import unread_siblings
 from distill_runner.datasets.readers.hub import is_downloaded
 from distill_runner.datasets.readers.table import recorded_tables
+from distill_runner.models.metadata import MODULES
 from distill_runner.models.sources import read_config
-from distill_runner.models.static import MODULES
 from distill_runner.models.vectors import source_folder
 from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import StageInputs, account_of_examples, read_examples, weights_report

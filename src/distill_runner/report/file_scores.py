@@ -195,8 +195,7 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
         sets = [set[Any](value) for value in own]
         if not problem and not gold_has_spans:
             try:
-                tagset = TagSet.from_names(complete_names([*gold_tags, *tags]) or ["O"])
-                sets = _entities(tagset, own)
+                sets = _entities(TagSet.from_names(complete_names([*gold_tags, *tags]) or ["O"]), own)
             except UserError as error:
                 problem, remedy = error.problem, error.remedy
         if problem:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from distill_runner.common.errors import UserError, suggestion
+from distill_runner.common.errors import require_choice
 from distill_runner.tasks.classification import ClassificationTask
 from distill_runner.tasks.images import ImagesTask
 from distill_runner.tasks.multilabel import MultiLabelTask
@@ -39,8 +39,7 @@ def task_type(fields: Mapping[str, Any]) -> type[Task]:
         UserError: there is no such task type.
     """
     name = fields.get("type", "classification")
-    if not isinstance(name, str) or name not in TASK_TYPES:
-        raise UserError("task.type", name, "there is no such choice", suggestion(name, TASK_TYPES))
+    require_choice("task.type", name, [*TASK_TYPES], "there is no such choice")
     return TASK_TYPES[name]
 
 
