@@ -51,6 +51,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         | {"sentence": "a text", "label": ""}).to_csv(file, index=False)),
     "pandas' predict_proba": ("proba.csv", lambda file: by_ids(
         **dict(zip(NAMES, PROBABILITIES.T, strict=True))).to_csv(file, index=False)),
+    "numpy's array": ("array.npy", lambda file: np.save(file, PROBABILITIES)),
     "pandas' array": ("array.csv", lambda file: pd.DataFrame(PROBABILITIES).to_csv(file, index=False)),
 }  # fmt: skip
 """What other programs write for the same predictions."""

@@ -112,8 +112,7 @@ def table_of(folder: Path, form: str, tokenizer: Any) -> Path:
     save_file(tensors, place / "model.safetensors")
     kinds = {"StaticEmbedding": place.relative_to(folder).as_posix(), "Normalize": "1_Normalize"}
     entries = [{"name": one, "path": kinds[one], "type": f"sentence_transformers.models.{one}"} for one in kinds]
-    entries = entries[:1] if form == "plain" else entries
-    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "modules.json").write_text(json.dumps(entries[:1] if form == "plain" else entries))
     return folder
 
 

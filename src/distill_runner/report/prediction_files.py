@@ -21,7 +21,7 @@ import numpy as np
 from distill_runner.common.errors import UserError, listed_names, require_file
 from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.readers.content import open_split
-from distill_runner.datasets.readers.formats import file_format
+from distill_runner.datasets.readers.formats import OTHER_FORMATS, file_format
 from distill_runner.tasks.columns import as_lists, by_label
 from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.multilabel import flag_of
@@ -114,12 +114,12 @@ def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
     require_file(key, file)
     try:
         return _parse(file, key, classes)
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, EOFError) as error:
         raise UserError(key, file, f"cannot be read: {error}") from error
 
 
 def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
-    is_text = file.suffix not in (".parquet", ".arrow", ".gz", ".zip")
+    is_text = file.suffix not in (".parquet", ".arrow", ".gz", ".zip", ".npy")
     content = file.read_text(encoding="utf-8-sig", errors="replace") if is_text else ""
     first, lines = content.lstrip().partition("\n")[0].strip(), content.removesuffix("\n").split("\n")
     if _RUN.fullmatch(first) or (key == "--gold" and _QRELS.fullmatch(first)):
@@ -133,10 +133,12 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
         if all(map(is_scores, by_id.values())) and not all("0" in own for own in by_id.values()):  # pandas has rows
             return _rankings(file, ((query, *pair) for query, own in by_id.items() for pair in own.items()))
     class_names: Mapping[str, list[str]] = {}
-    if file.suffix == ".json" and re.match(r"\s*\[\s*[^{\s]", content):
-        return _of_columns(file, key, {"label": json.loads(content)}, class_names, classes)
+    if file.suffix == ".npy" or (file.suffix == ".json" and re.match(r"\s*\[\s*[^{\s]", content)):
+        listed = json.loads(content) if is_text else np.load(file).tolist()
+        return _of_columns(file, key, {"label": listed}, class_names, classes)
     if is_text and not file_format(file):
-        raise UserError(key, file, "is no file of trec_eval, or of another format that is read", TREC)
+        remedy = OTHER_FORMATS.get(file.suffix.lower(), TREC)
+        raise UserError(key, file, "is no file of trec_eval, or of another format that is read", remedy)
     if file.suffix == ".txt":  # as run_glue writes
         table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         records, names = [*table], list(table.fieldnames or ())
