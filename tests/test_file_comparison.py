@@ -90,9 +90,8 @@ def test_tags_are_scored_by_their_entities(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [["a", "b", "a;b"], ["a,b", "a", "b"], ["[a]", 'say "a"', "b"], ["a|b", "a", " "]])
 def test_sets_of_labels_are_read_back_as_they_were_predicted(names: list[str], tmp_path: Path) -> None:
     outputs = np.array([[1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
-    sets = [[name for name, output in zip(names, row, strict=True) if output > 0] for row in outputs]
     pd.DataFrame({"prediction": LabelSet().texts(outputs, names)}).to_csv(tmp_path / "a.csv", index_label="index")
-    (tmp_path / "gold.jsonl").write_text("".join(json.dumps({"label": row}) + "\n" for row in sets))
+    pd.DataFrame({"label": [names[:2], names[2:], []]}).to_json(tmp_path / "gold.jsonl", orient="records", lines=True)
     options = {"task_type": "multilabel", "metric": "subset_accuracy"}
     assert compared(tmp_path, "gold.jsonl", "a.csv", **options)["methods"][0]["score"] == 100
 

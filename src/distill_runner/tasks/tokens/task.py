@@ -1,6 +1,7 @@
 """Tasks on labels of words: their examples, head, losses, scores and predictions."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -202,9 +203,10 @@ class TokensTask(Task):
         names = self.labels or table.class_names or complete_names(sorted(in_data))
         if not tags and not types:
             raise UserError("task.label", self.label, "the training data have no labels", "Name the column of labels.")
-        if not self.labels and tags and all(tag.lstrip("-").isdigit() for tag in tags):
-            problem = f"the labels are numbers without names: {format_typed(sorted(tags, key=int)[:8])}"
+        if not self.labels and tags and all(re.fullmatch(r"-?\d*\.?\d+", tag) for tag in tags):
+            problem = f"the labels are numbers without names: {format_typed(sorted(tags, key=float)[:8])}"
             remedy = "Name them in order: " + override("task.labels", ["<O>", "<B-PER>", "<I-PER>"])
+            remedy += ", or remove this column if it holds scores."
             raise UserError("task.labels", None, problem, remedy)
         tagset, weights = TagSet.from_names(names, self.scheme), self.class_weights
         scheme = self.scheme or tagset.scheme
