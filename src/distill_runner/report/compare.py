@@ -197,13 +197,10 @@ def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = N
     metric = one.runs[0]["metric"]
     if metric != other.runs[0]["metric"]:
         return Comparison(*names, ("their metrics differ",))
-    of_each = [dict.fromkeys(run["seed"] for run in point.runs) for point in (one, other)]
-    seeds, left_out = [seed for seed in of_each[0] if seed in of_each[1]], list[str]()
-    if len(seeds) > 1:
-        count = len(one.runs) + len(other.runs)
-        one, other = (Point(tuple(run for run in point.runs if run["seed"] in seeds)) for point in (one, other))
-        if len(one.runs) + len(other.runs) < count:
-            left_out = [f"of the {quantity(len(seeds), 'seed')} that both rows have"]
+    count = len(one.runs) + len(other.runs)
+    one, other, seeds = _with_shared_seeds(one, other)
+    is_part = len(one.runs) + len(other.runs) < count
+    left_out = [f"of the {quantity(len(seeds), 'seed')} that both rows have"] if is_part else []
     scores, problems = _paired_scores(one, other)
     examples = scores.test() if scores else None
     if examples and examples.interval is None:
@@ -256,6 +253,15 @@ def compare_cells(cells: Mapping[str, Cell], task: str, margin: float | None = N
         score_intervals=intervals,
         is_selected=bool(selected),
     )
+
+
+def _with_shared_seeds(one: Point, other: Point) -> tuple[Point, Point, list[int]]:
+    """Return the points with the runs of the seeds that both have, or all runs if it is one seed; and these seeds."""
+    of_each = [dict.fromkeys(run["seed"] for run in point.runs) for point in (one, other)]
+    seeds = [seed for seed in of_each[0] if seed in of_each[1]]
+    if len(seeds) > 1:
+        one, other = (Point(tuple(run for run in point.runs if run["seed"] in seeds)) for point in (one, other))
+    return one, other, seeds
 
 
 def _paired_scores(first: Point, second: Point) -> tuple[resampling.PairedScores | None, list[str]]:
