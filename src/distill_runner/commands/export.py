@@ -57,8 +57,8 @@ def export(options: Namespace) -> int:
         teacher = _teacher(model.run) if model.run else None
         models = {"teacher": (teacher, Path(scratch))} if teacher else {}
         models[own] = (model.model, target)
-        numbers = options.threads, options.examples, options.int8, options.within
-        rows, machine = measure.evaluate(models, task, model.head, *numbers)
+        measured = measure.Measurement(options.threads, options.examples, options.int8, options.within)
+        rows, machine = measure.evaluate(models, task, model.head, measured)
     for file in (target / FOLDER).iterdir():
         if file.stat().st_mtime < started:  # of an earlier export, which had other forms or an earlier student
             file.unlink()

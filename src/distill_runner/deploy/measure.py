@@ -251,24 +251,32 @@ class ModelForm:
         return self.form == EXACT or (self.p is not None and self.p <= ALPHA)
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What is measured of a model.
+
+    Attributes:
+        threads: number of CPU threads of each engine.
+        examples: number of examples that are timed.
+        int8: whether the model is measured in ONNX with 8 bits, too.
+        margin: in points, by which ONNX may be worse than torch.
+    """
+
+    threads: int
+    examples: int
+    int8: bool
+    margin: float | None = None
+
+
 def evaluate(
-    models: Mapping[str, tuple[Path, Path]],
-    task: "Task",
-    head: "Head",
-    threads: int,
-    num_examples: int,
-    int8: bool,
-    margin: float | None = None,
+    models: Mapping[str, tuple[Path, Path]], task: "Task", head: "Head", measured: Measurement
 ) -> tuple[list[ModelForm], dict[str, Any]]:
-    """Write models as ONNX, and return a row for each in torch, in ONNX and, if ``int8``, in ONNX with 8 bits.
+    """Write models as ONNX, and return a row for each in torch, in ONNX and, if asked for, in ONNX with 8 bits.
 
     Args:
         models: by name, the folder of a model, and the folder in which its ONNX files get a subfolder.
         task: the task of the models; its first validation split is read.
         head: the head of the models.
-        threads: number of CPU threads of each engine.
-        num_examples: number of examples that are timed.
-        margin: in points, by which ONNX may be worse than torch.
     Returns:
         The rows; and the machine with its load, the numbers of examples and the tokens of the timed ones.
     Raises:
@@ -291,9 +299,9 @@ def evaluate(
             split, network = PaddedSplit(inputs, tokenizer), load_model(model, head)
             log.info("%s: exporting to ONNX", name)
             path = export(network, split.samples(), target / FOLDER / PLAIN)
-            forms: dict[str, Any] = {TORCH: TorchEngine(network), EXACT: OnnxEngine(path, threads)}
-            if int8:
-                forms[INT8] = OnnxEngine(quantize(path), threads)
+            forms: dict[str, Any] = {TORCH: TorchEngine(network), EXACT: OnnxEngine(path, measured.threads)}
+            if measured.int8:
+                forms[INT8] = OnnxEngine(quantize(path), measured.threads)
             reference, num_params = np.zeros(0), count_parameters(network)
             reads_padding = head.vectors is None and is_other_classifier(network.config)  # XLNet's last place
             for form, engine in forms.items():
@@ -306,14 +314,14 @@ def evaluate(
                 else:
                     difference = checked_difference(outputs, reference, name, TOLERANCE if form == EXACT else inf)
                     to_torch = {"difference": difference, "agreement": task.agreement(outputs, reference, scored)}
-                    to_torch |= _tests(task, folder, scored, outputs, reference, margin)
+                    to_torch |= _tests(task, folder, scored, outputs, reference, measured.margin)
                 score = task.score(outputs, scored)[task.metrics[0]]
                 rows.append(ModelForm(name, form, score, engine.num_bytes, num_params, **to_torch))
-        log.info("timing %d models in turns, on %d examples", len(engines), min(num_examples, len(split)))
-        machine = conditions(threads)  # with the load of other work, not of the timing
-        costs = running_costs(engines, splits, num_examples)
+        log.info("timing %d models in turns, on %d examples", len(engines), min(measured.examples, len(split)))
+        machine = conditions(measured.threads)  # with the load of other work, not of the timing
+        costs = running_costs(engines, splits, measured.examples)
         lengths = split.split.lengths
-        machine |= {"examples": len(lengths), "timed": min(num_examples, len(lengths))}
+        machine |= {"examples": len(lengths), "timed": min(measured.examples, len(lengths))}
         if task.tokenized:
             machine |= {"tokens": {"median": float(np.median(lengths)), "largest": int(lengths.max())}}
     return [replace(row, cost=costs[f"{row.model} {row.form}"]) for row in rows], machine
