@@ -58,6 +58,7 @@ class TaskSplits(Dataset):
 
     inferred_fields: ClassVar[tuple[str, ...]] = ()
     not_held_out: ClassVar[tuple[str, str] | None] = None
+    key: ClassVar[str] = "task"
 
     name: str
     version: int = 1
@@ -210,10 +211,6 @@ class TaskSplits(Dataset):
         plain = {metric: mean([scores[name][metric] for name in selecting]) for metric in scores[selecting[0]]}
         others = [name for name in scores if len(selecting) > 1 or self.by_split or name not in selecting]
         return plain | {f"{name}/{metric}": value for name in others for metric, value in scores[name].items()}
-
-    @property
-    def key(self) -> str:
-        return "task"
 
     @property
     def inferred_from(self) -> str:

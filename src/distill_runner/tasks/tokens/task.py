@@ -72,6 +72,7 @@ class TokensTask(Task):
     has_classes = True
     has_words = True
     has_token_outputs = True
+    prediction_key: ClassVar[str] = "task.teacher_spans"
     inferred_fields: ClassVar[tuple[str, ...]] = ("scheme",)
     not_held_out = (
         "windows of one sentence would be both trained on and held out",
@@ -140,10 +141,6 @@ class TokensTask(Task):
     @property
     def prediction_columns(self) -> list[str]:
         return [self.teacher_spans] if self.teacher_spans else []
-
-    @property
-    def prediction_key(self) -> str:
-        return "task.teacher_spans"
 
     @property
     def prediction_example(self) -> str:

@@ -57,6 +57,7 @@ class VectorTask(TextTask):
     single_texts = True
     weighs_examples = False
     agreement_name = "cosine with torch"
+    prediction_key: ClassVar[str] = "task.teacher_vectors"
     example_fields = frozenset({"columns", "train_columns", "label", "type", "max_length", "version", "prompt"})
     inferred_fields: ClassVar[tuple[str, ...]] = ("similarity", "prompt")
     not_held_out = (
@@ -81,10 +82,6 @@ class VectorTask(TextTask):
     @property
     def prediction_example(self) -> str:
         return override("task.teacher_vectors", ["vectors.npy"]) + " or columns of lists"
-
-    @property
-    def prediction_key(self) -> str:
-        return "task.teacher_vectors"
 
     @property
     def has_predictions(self) -> bool:
