@@ -68,7 +68,7 @@ def unread_settings(
             return True
 
     lines = []
-    for key, value, adds, file in [*_of_command(config, overrides), *_of_own_files(choice_of or {})]:
+    for key, value, adds, file in _settings(config, overrides, choice_of or {}):
         group = key.partition(".")[0]
         is_of_sweep = group == "sweep" and not (is_point or adds or file)
         if (group in NOT_OF_STAGES and not is_of_sweep) or DESCRIBING & {*key.split(".")} or is_read(key):
@@ -82,17 +82,13 @@ def unread_settings(
     return lines
 
 
-def _of_command(config: DictConfig, overrides: Sequence[str]) -> Iterator[_Setting]:
-    """Yield the overrides that set an option; others choose a file, or remove something."""
+def _settings(config: DictConfig, overrides: Sequence[str], choice_of: Mapping[str, str]) -> Iterator[_Setting]:
+    """Yield what overrides set, without those that choose a file or remove a key, and the user's own chosen files."""
     for override in overrides:
         key, equals, value = override.lstrip("+").partition("=")
         sets_keys_elsewhere = "." not in key and choices(key) and not OmegaConf.is_dict(config.get(key))
         if equals and "@" not in key and key[0] != "~" and not sets_keys_elsewhere:
             yield _Setting(key, value, adds=override.startswith("+"))
-
-
-def _of_own_files(choice_of: Mapping[str, str]) -> Iterator[_Setting]:
-    """Yield the settings in those of the chosen files that are the user's own."""
     folder = own_folder()
     for group, name in choice_of.items():
         if folder and (file := folder / group / f"{name}.yaml").is_file():

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -57,14 +56,6 @@ def sketches(texts: Sequence[Sequence[str]]) -> np.ndarray:
     return sketches
 
 
-def _occurrences(sketches: np.ndarray) -> Any:
-    """Return a row for each hash of each example; equal hashes of an example's first and second text differ."""
-    import pandas as pd
-
-    is_hash, texts = sketches != _NONE, np.arange(sketches.shape[1], dtype=np.uint64)[:, None]
-    return pd.DataFrame({"example": np.nonzero(is_hash)[0], "hash": (sketches | texts << np.uint64(32))[is_hash]})
-
-
 def near_copies(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs of examples that are near copies in each of their texts, as their numbers, (P,) and (P,).
 
@@ -72,7 +63,14 @@ def near_copies(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.n
         first: sketches (N, C, K) of the larger set.
         second: sketches (M, C, K).
     """
-    of_first, of_second = _occurrences(first), _occurrences(second)
+    import pandas as pd
+
+    frames = []
+    for own in (first, second):  # equal hashes of an example's first and second text differ
+        is_hash, texts = own != _NONE, np.arange(own.shape[1], dtype=np.uint64)[:, None]
+        hashes = (own | texts << np.uint64(32))[is_hash]
+        frames.append(pd.DataFrame({"example": np.nonzero(is_hash)[0], "hash": hashes}))
+    of_first, of_second = frames
     of_second["count"] = of_second["hash"].map(of_first["hash"].value_counts()).fillna(0)
     rarest = of_second.sort_values("count", kind="stable").groupby("example").head(RAREST)
     pairs = rarest.merge(of_first, on="hash", suffixes=("", "_of_first"))[["example", "example_of_first"]]
