@@ -73,7 +73,9 @@ class TokensTask(Task):
     has_words = True
     has_token_outputs = True
     prediction_key: ClassVar[str] = "task.teacher_spans"
+    prediction_example: ClassVar[str] = override("task.teacher_spans", "<column of spans with scores>")
     inferred_fields: ClassVar[tuple[str, ...]] = ("scheme",)
+    optional_columns: ClassVar[list[str]] = [ANSWER]
     not_held_out = (
         "windows of one sentence would be both trained on and held out",
         "Take sentences: "
@@ -135,16 +137,8 @@ class TokensTask(Task):
         return [self.label] if self.label else []
 
     @property
-    def optional_columns(self) -> list[str]:
-        return [ANSWER]
-
-    @property
     def prediction_columns(self) -> list[str]:
         return [self.teacher_spans] if self.teacher_spans else []
-
-    @property
-    def prediction_example(self) -> str:
-        return override(self.prediction_key, "<column of spans with scores>")
 
     def _scored_sentences(self, transfer: "TransferSet | None") -> Sentences:
         """Return the training sentences, or those of a transfer set, with the spans of another model.

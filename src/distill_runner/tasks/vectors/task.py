@@ -58,6 +58,7 @@ class VectorTask(TextTask):
     weighs_examples = False
     agreement_name = "cosine with torch"
     prediction_key: ClassVar[str] = "task.teacher_vectors"
+    prediction_example: ClassVar[str] = override("task.teacher_vectors", ["vectors.npy"]) + " or columns of lists"
     example_fields = frozenset({"columns", "train_columns", "label", "type", "max_length", "version", "prompt"})
     inferred_fields: ClassVar[tuple[str, ...]] = ("similarity", "prompt")
     not_held_out = (
@@ -78,10 +79,6 @@ class VectorTask(TextTask):
     probabilities: ClassVar[None] = None  # type: ignore[misc]
     logits: ClassVar[None] = None  # type: ignore[misc]
     answers: ClassVar[None] = None  # type: ignore[misc]
-
-    @property
-    def prediction_example(self) -> str:
-        return override("task.teacher_vectors", ["vectors.npy"]) + " or columns of lists"
 
     @property
     def has_predictions(self) -> bool:
