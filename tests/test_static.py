@@ -98,8 +98,7 @@ def test_a_table_of_tokens_is_for_vectors_alone(source: str) -> None:
 
 def table_of(folder: Path, form: str, tokenizer: Any) -> Path:
     """A table of tokens as sentence-transformers saves it, today or earlier, or as model2vec does."""
-    torch.manual_seed(0)
-    rows, n = torch.randn(len(tokenizer), 6), len(tokenizer)
+    rows, n = torch.randn(len(tokenizer), 6, generator=torch.manual_seed(0)), len(tokenizer)
     tensors = {"embedding.weight": rows}
     place = folder / ("0_StaticEmbedding" if form == "nested" else "")
     place.mkdir(parents=True)
@@ -119,19 +118,20 @@ def table_of(folder: Path, form: str, tokenizer: Any) -> Path:
 @pytest.mark.parametrize("form", ["plain", "cut", "nested", "clusters", "early"])
 def test_tables_of_others_give_the_vectors_of_their_programs(form: str, source: str, tmp_path: Path) -> None:
     """Unknown and special tokens of a text count, and none are added; early folders of model2vec have no modules."""
-    library: Any = pytest.importorskip("sentence_transformers")
     folder = table_of(tmp_path / "m", form, resolve_source(source).tokenizer())
     texts = [*TEXTS, "good [SEP] bad [CLS]", "the film is good and bad " * 90]
-    expected = library.SentenceTransformer(str(folder), device="cpu").encode(texts)
+    expected = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu").encode(texts)
     if form == "early":
         (folder / "modules.json").unlink()
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    content: Any = ModelFolder.read(str(folder)).predict_file(tmp_path / "a.jsonl", "cpu")[0]
-    own = np.load(io.BytesIO(content))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text, "label": 0.5}) + "\n" for text in texts))
+    model = ModelFolder.read(str(folder), None, {"columns": ["text"]})
+    own = np.load(io.BytesIO(model.predict_file(tmp_path / "a.jsonl", "cpu")[0]))  # type: ignore[arg-type]
     np.testing.assert_allclose(own, expected, atol=1e-3 if form in ("clusters", "early") else 1e-6)
     assert ("model2vec's rule" in str(resolve_source(str(folder)).unread_keys)) == (form in ("clusters", "early"))
     with pytest.raises(UserError, match="its source has none"):
         read_shape(ModelConfig(source=str(folder), num_layers=1))
+    with pytest.raises(UserError, match="has one column, but pairs of texts are scored"):
+        ModelFolder.read(str(folder), tmp_path / "a.jsonl", {"columns": ["text"]})
     (file := next(folder.rglob("model.safetensors"))).write_bytes(file.read_bytes()[:9])
     with pytest.raises(UserError, match="its table of tokens cannot be read"):
         ModelFolder.read(str(folder))

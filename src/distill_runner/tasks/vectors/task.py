@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from distill_runner.common.errors import UserError, format_typed, listed_names, override
 from distill_runner.common.files import file_sha256
@@ -240,13 +240,6 @@ class EmbeddingsTask(VectorTask):
 
     type: Literal["embeddings"] = "embeddings"
 
-    @model_validator(mode="after")
-    def _compares_two_texts(self) -> Self:
-        if len(self.columns) == 1 and (self.train_columns or self.validation):
-            problem = "has one column, but pairs of texts are scored"
-            raise UserError("task.columns", self.columns, problem, override("task.columns", ["<text>", "<other>"]))
-        return self
-
     @property
     def inferred_from(self) -> str:
         return next(iter({**self.validation, **self.test}.values()))
@@ -265,7 +258,12 @@ class EmbeddingsTask(VectorTask):
         return type(task)(**task.model_dump() | {"train_columns": texts})
 
     def _columns(self, split: str) -> list[str]:
-        return self.train_columns if self.train_columns and self._is_training(split) else self.columns
+        if self.train_columns and self._is_training(split):
+            return self.train_columns
+        if len(self.columns) == 1 and split in self.validation.values():
+            problem = "has one column, but pairs of texts are scored"
+            raise UserError("task.columns", self.columns, problem, override("task.columns", ["<text>", "<other>"]))
+        return self.columns
 
     def _is_training(self, split: str) -> bool:
         if split in (*self.validation.values(), *self.test.values()):
