@@ -123,9 +123,9 @@ def test_the_plan_and_the_run_say_the_same_and_the_result_stores_it(
     """A plan that differs from its run, or a result without its account, could not be relied on later."""
     monkeypatch.chdir(tmp_path)
     caplog.set_level("INFO")
-    folder = save(tmp_path / "d", train=ROWS[:40], validation=ROWS[30:])
+    folder = save(tmp_path / "d", train=ROWS[:40], validation=ROWS[30:], test=ROWS[20:40])
     options = [f"task.dataset={folder}", "task.columns=[]", "task.labels=null", "optim.max_steps=2"]
-    options += ["teacher.optim.max_steps=2", f"store.dir={tmp_path / 'store'}"]
+    options += ["student.vocabulary=trim", "teacher.optim.max_steps=2", f"store.dir={tmp_path / 'store'}"]
 
     def printed() -> list[str]:
         texts = [record.getMessage() for record in caplog.records]
@@ -135,19 +135,18 @@ def test_the_plan_and_the_run_say_the_same_and_the_result_stores_it(
     run_stage(compose(*options, "plan=true"), tmp_path, SETTINGS)
     planned = printed()
     result = run_stage(compose(*options), tmp_path, SETTINGS)
-    assert planned[0].startswith(
-        "data     train.csv 40 rows, validation.csv 30 rows; text = text; label = label (no 20"
-    )
+    assert planned[0].startswith("data     train.csv 40 rows, validation.csv 30 rows, test.csv 20 rows; text = text; ")
     shared = "warning: 10 of 30 examples of validation (33 %) are in the training data too, word for word or nearly: "
     assert any(line.startswith(shared) for line in planned)
     built = printed()
     assert [line for line in built if line in planned] == planned
     data = result["account"][0]
     assert f"{data['topic']:8} {data['text']}" == planned[0]
-    splits = data["splits"]
-    assert splits["train"]["rows"] == 40
-    assert splits["train"]["counts"] == {"no": 20, "yes": 20}
-    assert splits["validation"]["files"][0]["name"] == "validation.csv"
+    assert data["splits"]["train"]["rows"] == 40
+    assert data["splits"]["train"]["counts"] == {"no": 20, "yes": 20}
+    assert data["splits"]["validation"]["files"][0]["name"] == "validation.csv"
+    (tokens,) = [entry for entry in result["account"] if entry["topic"] == "tokens"]
+    assert tokens["changed"].keys() == {"validation", "test"}, "the test split is read after the training"
     run_stage(compose(*options), tmp_path, SETTINGS)
     assert [line for line in printed() if line in planned] == planned
 

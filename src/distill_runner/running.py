@@ -160,7 +160,7 @@ class _Run:
         if self.config.plan:
             from distill_runner.sweeping.plan import cost_of_run
 
-            log_account(self._account)
+            log_account(self._account())
             assumptions = [*self._assumptions_of_files(), *stage_assumptions(stage)]
             log.info("%s", "\n  ".join(["assumptions, where a paper is silent:", *assumptions]))
             log.info("%s", cost_of_run(stage, self.config.store.dir, runtime))
@@ -169,19 +169,18 @@ class _Run:
         if artifacts[-1].hit and (recorded_run := read_run(self.folder)) and recorded_run["status"] == "done":
             if (tracker := self.config.tracker).name != "none":
                 log.info("a finished run is not sent again: %s sends it", track_command(tracker, self.folder))
-            log_account(self._account)
+            log_account(self._account())
             return self._report()
         pipeline.prepare(stage)
-        log_account(self._account)
+        log_account(self._account())
         if stage.name == STUDENT:
             for name in stage.config.task.test if stage.config.task else ():
                 if name not in self._tests.splits:
                     log.info("task.test.%s has no labels: it is not scored", name)
         return self._build()
 
-    @cached_property
     def _account(self) -> list[AccountLine]:
-        """Account of what the run reads; the data of a student in the store may be gone."""
+        """Return the account of what the run has read so far; the data of a student in the store may be gone."""
         try:
             return account_of_run(self.stage, self.pipeline.inputs)
         except UserError as error:
@@ -286,7 +285,7 @@ class _Run:
         log_account(scores)
         result["account"] = [
             {"topic": line.topic, "text": line.text, "warnings": list(line.warnings), **line.details}
-            for line in (*self._account, *scores)
+            for line in (*self._account(), *scores)
         ]
         write_card(folder / "model", result)
         self._save_outputs()
