@@ -89,6 +89,15 @@ def test_conll_files_are_read(name: str, tmp_path: Path) -> None:
     assert "6 words" in said
 
 
+@pytest.mark.parametrize("form", ["{} {} {}", "{} NN {} {}", "{} NN B-NP {} {}"])
+def test_predictions_beside_gold_tags_are_not_taken_for_them(form: str, tmp_path: Path) -> None:
+    """The files of conlleval and flair were read by their last column, which is a model's."""
+    rows = [form.format(*line.split(), "B-LOC") if line else "" for line in CONLL]
+    with pytest.raises(UserError, match=r"could be gold or prediction\n.*task\.label=gold"):
+        task_of(save(tmp_path / "own", "\n".join(rows)))
+    assert words_and_tags(task_of(tmp_path / "own", label="gold")) == EXPECTED
+
+
 @pytest.mark.parametrize("start", [0, 1])
 def test_a_column_that_counts_the_words_is_refused(start: int, tmp_path: Path) -> None:
     rows = [f"{number} {' '.join(word)}" for row in EXPECTED for number, word in enumerate(row, start)]
@@ -241,11 +250,6 @@ def test_parts_of_speech_need_accuracy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task\.metrics=f1: counts entities, but the labels have no O"):
         task_of(folder)
     assert task_of(folder, metrics=["accuracy"]).scheme == "plain"
-
-
-def test_held_out_sentences_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"task\.select_on=held_out: windows of one sentence"):
-        task_of(save(tmp_path / "own", "\n".join(CONLL)), select_on="held_out")
 
 
 def test_conll_u(tmp_path: Path) -> None:

@@ -148,12 +148,9 @@ def check_card(data: Dataset, split: str, folder: Path, files: Sequence[Path]) -
     features = [one for info in infos[:1] for one in info.get("features") or () if isinstance(one, Mapping)]
     kinds: Any = {one["name"]: one.get("dtype") or one.get("sequence") or one.get("list") or () for one in features}
     labels = {name: kind["class_label"].get("names") for name, kind in kinds.items() if "class_label" in kind}
-    return {name: _in_order(names) for name, names in labels.items() if names}
-
-
-def _in_order(names: Sequence[str] | Mapping[str, str]) -> list[str]:
-    """Return names of classes, a list or by number, in the order of their numbers."""
-    return [names[key] for key in sorted(names, key=int)] if isinstance(names, Mapping) else [*names]
+    # Cards list the names, or give each by its number.
+    by_number = {name: own if isinstance(own, Mapping) else dict(enumerate(own)) for name, own in labels.items() if own}
+    return {name: [own[number] for number in sorted(own, key=int)] for name, own in by_number.items()}
 
 
 def _card(folder: Path) -> Mapping[str, Any]:

@@ -292,6 +292,8 @@ def _squad_rows(articles: list[Any]) -> list[Row]:
 # CoNLL: a word with its tags in each line, and blank lines between sentences; also CoNLL-U.
 
 WORDS, TAGS, UPOS = "tokens", "ner_tags", "upos"
+GOLD, PREDICTION, NO_TAGS = "gold", "prediction", frozenset({"O", "_"})
+"""Names of two columns of tags of one scheme, in the order of conlleval, CRF++ and flair; and what names no entity."""
 COLUMNS = {1: [WORDS], 4: [WORDS, "pos_tags", "chunk_tags", TAGS]}
 """Number of columns -> their names; of CoNLL-2003 for four. Otherwise the first is the word, the last the tag."""
 DOCUMENT, UNIVERSAL = "-DOCSTART-", 10
@@ -381,12 +383,8 @@ class ConllReader(Reader):
                 sentences[-1].append((number, values))
         self._sentences: list[Sentence] = [sentence for sentence in sentences if sentence]
         self.names, self._remarks = _named_columns(lines.count, self._sentences)
-        self._remarks.append(f"{sum(map(len, self._sentences)):,} words")
-        if documents:
-            self._remarks.append(f"{documents:,} lines of {DOCUMENT}")
-        if comments:
-            self._remarks.append(f"{comments:,} comments")
-        self._remarks += text_file.remarks
+        counts = {"words": sum(map(len, self._sentences)), f"lines of {DOCUMENT}": documents, "comments": comments}
+        self._remarks += [f"{count:,} {what}" for what, count in counts.items() if count] + text_file.remarks
 
     def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
         record.lines = self._num_lines
@@ -419,8 +417,25 @@ def _named_columns(count: int, sentences: list[Sentence]) -> tuple[list[str], li
     are_tags = [all(_TAG.fullmatch(values[column]) for values in rows) for column in (0, -1)]
     if count == 2 and are_tags == [True, False]:
         return [TAGS, WORDS], ["tags in front of the words"]
+    kinds = [_kinds_of_tags(values[column] for values in rows) for column in range(1, count)]
+    of_last = [column for column, own in enumerate(kinds, start=1) if _are_of_one_scheme(own, kinds[-1])]
     names = COLUMNS.get(count) or [WORDS, *(f"column_{number}" for number in range(2, count)), TAGS]
-    return list(names), [f"the tag is the last of {count} columns"] if count > 1 else []
+    if len(of_last) < 2:
+        return list(names), [f"the tag is the last of {count} columns"] if count > 1 else []
+    names = [WORDS, *(f"column_{number}" for number in range(2, count + 1))]
+    if len(of_last) == 2:
+        names[of_last[0]], names[-1] = GOLD, PREDICTION
+    return names, [f"{', '.join(names[column] for column in of_last)} have tags of one scheme"]
+
+
+def _kinds_of_tags(tags: Iterable[str]) -> set[str]:
+    """Return the tags of a column without O, each once; of those with a role, the type: -PER for B-PER and I-PER."""
+    return {re.sub("^[BIMELSU]-", "-", tag) for tag in {*tags} - NO_TAGS}
+
+
+def _are_of_one_scheme(one: set[str], other: set[str]) -> bool:
+    """Return whether two columns share half of the kinds of tags, or more, of the column that has fewer."""
+    return bool(one and other) and 2 * len(one & other) >= min(len(one), len(other))
 
 
 def is_conll(file: TextFile) -> bool:

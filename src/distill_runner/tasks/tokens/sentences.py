@@ -15,7 +15,7 @@ import numpy as np
 from distill_runner.common.errors import UserError, listed_names, override
 from distill_runner.datasets.readers.content import SplitTable
 from distill_runner.datasets.readers.table import LIST, MAPPING, TEXT, is_missing, text_of
-from distill_runner.datasets.readers.text_files import WordLines
+from distill_runner.datasets.readers.text_files import GOLD, PREDICTION, WordLines
 from distill_runner.models.metadata import status_of
 from distill_runner.tasks.columns import as_lists
 from distill_runner.tasks.tokens.tags import OUTSIDE, TagSet, complete_names
@@ -183,10 +183,12 @@ def infer_columns(types: Mapping[str, str], columns: Sequence[str], label: str |
         labels = [name for name in usual if types[name] in (LIST, MAPPING)]
         # Parts of speech are read only where there are no other tags.
         labels = [name for name in labels if name not in PARTS_OF_SPEECH] or labels[:1] or usual[:1]
-        labels = labels or [name for name in lists if is_words and name != text]
+        own_lists = [name for name in lists if is_words and name != text]
+        labels = labels or [name for name in own_lists if name in (GOLD, PREDICTION)] or own_lists
         if len(labels) != 1:
             problem = f"could be {' or '.join(labels)}" if labels else f"cannot be inferred: the data have {listed}"
-            raise UserError("task.label", None, problem, override("task.label", "<column of tags or spans>"))
+            remedy = override("task.label", labels[0] if labels else "<column of tags or spans>")
+            raise UserError("task.label", None, problem, remedy)
         label = labels[0]
     elif label not in types:
         problem = f"no such column: the data have {listed}"

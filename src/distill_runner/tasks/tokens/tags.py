@@ -38,7 +38,7 @@ _LOOKS_LIKE_ROLE = (
 )
 """Tags that name a role in another way than ``SPELLINGS``: b-PER, Begin-PER, PER(B), BPER. first_name names none."""
 _LETTER = r"(B(egin(ning)?)?|I(nside)?|[MELSU])"
-_HAS_LETTER = re.compile(rf"\W*{_LETTER}[\W_].+|.+[\W_]{_LETTER}\W*", re.IGNORECASE | re.DOTALL)
+HAS_LETTER = re.compile(rf"\W*{_LETTER}[\W_].+|.+[\W_]{_LETTER}\W*", re.IGNORECASE | re.DOTALL)
 _MISSPELLED = re.compile(r"[BI]|[BI]_.+|.+-[BI]", re.DOTALL)
 
 
@@ -132,11 +132,6 @@ class TagSet:
         is_last = np.append(is_first[1:], True)[: len(tags)]
         previous = np.where(is_first, -1, np.append(-1, tags)[: len(tags)])
         return np.flatnonzero(~self.transitions[previous, tags] | (is_last & ~self.transitions[tags, -1]))
-
-    @property
-    def look_like_roles(self) -> list[str]:
-        """Plain tags that look like positions in entities, but are types of their own."""
-        return [name for name in self.names if self.scheme == "plain" and _HAS_LETTER.fullmatch(name)]
 
     def recognize(self, tags: np.ndarray, bounds: np.ndarray) -> Scheme:
         """Return the scheme that sequences of tags follow, among those that have these prefixes.

@@ -32,7 +32,7 @@ from distill_runner.tasks.tokens.sentences import (
     read_sentences,
     refuse_tree,
 )
-from distill_runner.tasks.tokens.tags import OUTSIDE, TAG_METRICS, Scheme, TagScores, TagSet, complete_names
+from distill_runner.tasks.tokens.tags import HAS_LETTER, OUTSIDE, TAG_METRICS, Scheme, TagScores, TagSet, complete_names
 
 if TYPE_CHECKING:
     from distill_runner.datasets.corpora import TransferSet
@@ -262,7 +262,7 @@ class TokensTask(Task):
         account.texts, account.unread = [examples.column], [one for one in account.unread if one != examples.column]
         account.label += f" ({tagset.scheme.upper()})" if account.label else ""
         account.warnings += examples.remarks
-        if similar := tagset.look_like_roles:
+        if similar := [name for name in tagset.names if tagset.scheme == "plain" and HAS_LETTER.fullmatch(name)]:
             account.warnings.append(f"{short_list(similar)} look like positions, and are read as types of their own")
         if examples.has_spans:
             labels = [span.label for sentence in examples.items for span in sentence.spans or ()]
