@@ -74,9 +74,8 @@ def singly(folder: Path, texts: Sequence[Sequence[str]]) -> Tensor:
     """Logits of transformers' own forward, each text alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    kinds = ["input_ids", "attention_mask"] + (
-        ["token_type_ids"] if model.config.model_type in ("bert", "xlnet") else []
-    )
+    segments = ["token_type_ids"] if model.config.model_type in ("bert", "xlnet") else []
+    kinds = ["input_ids", "attention_mask", *segments]
     with torch.inference_mode():
         rows = [tokenizer(*text, return_tensors="pt", truncation=True, max_length=48) for text in texts]
         return torch.cat([model(**{kind: row[kind] for kind in kinds}).logits for row in rows])

@@ -32,12 +32,6 @@ PROBABILITIES = np.full((SIZE, 3), 0.1) + 0.7 * np.eye(3)[PREDICTED]
 IDS = [f"q{number}" for number in range(SIZE)]
 
 
-def write_gold(folder: Path, ids: bool = True) -> Path:
-    table = pd.DataFrame({"id": IDS, "sentence": "a text", "label": [NAMES[one] for one in GOLD]})
-    table.drop(columns=[] if ids else ["id"]).to_csv(folder / "gold.csv", index=False)
-    return folder / "gold.csv"
-
-
 def by_ids(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame({"id": IDS, **columns}).sample(frac=1, random_state=0)
 
@@ -61,9 +55,11 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 def test_files_of_other_programs_are_read_as_they_are(program: str, tmp_path: Path) -> None:
     name, write = WRITERS[program]
     write(tmp_path / name)
+    gold = pd.DataFrame({"id": IDS, "sentence": "a text", "label": [NAMES[one] for one in GOLD]})
+    gold.to_csv(tmp_path / "gold.csv", index=False)
     metrics = {"accuracy": accuracy_score(GOLD, PREDICTED), "f1_macro": f1_score(GOLD, PREDICTED, average="macro")}
     for metric, expected in metrics.items():
-        content = api.compare({"a": tmp_path / name}, write_gold(tmp_path), metric=metric, labels=NAMES)
+        content = api.compare({"a": tmp_path / name}, tmp_path / "gold.csv", metric=metric, labels=NAMES)
         assert content["methods"][0]["score"] == pytest.approx(100 * expected)
 
 

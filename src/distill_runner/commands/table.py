@@ -70,14 +70,14 @@ def show_comparison(options: Namespace) -> None:
     if options.format == "picture":
         save(comparison_figure(comparisons), _picture(options.out))
         return
-    if options.format == "json":
-        content = files.as_json() if files else [*map(formats.as_mapping, comparisons)]
-        _print_or_write(json.dumps(content, indent=1) + "\n", options.out)
-        return
     text = formats.as_markdown(comparisons)
     if options.format == "terminal":
         text = "\n".join(fill(formats.sentence(one), width, subsequent_indent="  ") for one in comparisons) + "\n"
-    _print_or_write(files.as_text(text) if files else text, options.out)
+    text = files.as_text(text) if files else text
+    if options.format == "json":
+        content = files.as_json() if files else [*map(formats.as_mapping, comparisons)]
+        text = json.dumps(content, indent=1) + "\n"
+    _print_or_write(text, options.out)
 
 
 def draw_curves(options: Namespace) -> None:

@@ -15,7 +15,7 @@ from distill_runner.common.schema import validate_config
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.content import column_names, read_columns
 from distill_runner.datasets.readers.dataset import is_text_encoding
-from distill_runner.datasets.readers.formats import FORMAT_NAMES, OTHER_FORMATS, PLAIN_TEXT, file_format
+from distill_runner.datasets.readers.formats import PLAIN_TEXT, file_format, require_format
 from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.tasks.columns import LABEL, infer_columns
 from distill_runner.tasks.split_account import data_line
@@ -203,9 +203,7 @@ def tokenizer_of(folder: Path, task: "Task") -> Any:
 def require_table(key: str, file: Path) -> None:
     """Raise a UserError if ``file`` is no file of examples that can be read."""
     require_file(key, file)
-    if not file_format(file):
-        remedy = OTHER_FORMATS.get(file.suffix.lower(), f"Known: {FORMAT_NAMES}.")
-        raise UserError(key, file, "is of a format that is not read", remedy)
+    require_format(key, file)
 
 
 def _task_of_run(folder: Path, options: Mapping[str, Any]) -> "Task":

@@ -76,9 +76,8 @@ def shorten(names: Iterable[str]) -> str:
     """Return names as text; those that agree up to a layer number, or in two parts, are one group with its size."""
     groups: dict[str, list[str]] = {}
     for name in sorted(names, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(9), name)):
-        prefix = re.match(r"(?:[^.\d][^.]*\.)*\d+(?=\.)|[^.]*\.[^.]*|.*", name)
-        assert prefix is not None
-        groups.setdefault(prefix[0], []).append(name)
+        prefix = re.findall(r"(?:[^.\d][^.]*\.)*\d+(?=\.)|[^.]*\.[^.]*|.*", name)[0]
+        groups.setdefault(prefix, []).append(name)
     texts = [group[0] if len(group) == 1 else f"{prefix}.* ({len(group)})" for prefix, group in groups.items()]
     rest = len(texts) - MAX_GROUPS
     return ", ".join(texts if rest <= 1 else [*texts[:MAX_GROUPS], f"and {rest} more groups"])

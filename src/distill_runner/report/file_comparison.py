@@ -107,9 +107,11 @@ def compare_files(
     files = [read_values(file, "--predictions", classes) for own in predictions.values() for file in own]
     kind = task_type or type_of(gold, files[0])
     require_choice("--type", kind, TYPES, "there is no such task type")
+    if are_classes := kind in ("classification", "multilabel"):
+        files = [file.with_classes(classes) for file in files]
     for file in (gold, *files):
         is_ranking = bool(file.values) and all(map(is_scores, file.values))
-        has_scores = file.scores is not None and kind in ("classification", "multilabel")
+        has_scores = file.scores is not None and are_classes
         if not (is_ranking if kind == "retrieval" else file.values or has_scores):
             raise UserError("--predictions", file.file, f"has no predictions of {kind}: {file.text}", RENAME)
     names, read = TYPES[kind]

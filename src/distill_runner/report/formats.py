@@ -124,10 +124,9 @@ def notes(table: ResultTable) -> list[str]:
     for name, columns in table.means.items():
         separator = "; " if any("," in column for column in columns) else ", "
         sentences.append(f"{name}: the mean of {separator.join(columns[:-1])} and {columns[-1]}.")
-    if table.frame["comparable"].eq(False).any():
-        sentences.append(BRACKETS)
-    if any(cell.is_optimistic for _, _, cell in table.cells):
-        sentences.append("The best of a grid was chosen by these scores: expect a lower score on other data.")
+    sentences += [BRACKETS] if table.frame["comparable"].eq(False).any() else []
+    optimistic = "The best of a grid was chosen by these scores: expect a lower score on other data."
+    sentences += [optimistic] if any(cell.is_optimistic for _, _, cell in table.cells) else []
     texts = {
         undefined_reason: "{}: the metric of {} is undefined ({}), which counts as 0.",
         constant_prediction: "{}: a constant prediction in {} ({}).",

@@ -21,10 +21,12 @@ import numpy as np
 from distill_runner.common.errors import UserError, listed_names, require_file
 from distill_runner.datasets.corpora import CorpusPart
 from distill_runner.datasets.readers.content import open_split
-from distill_runner.datasets.readers.formats import OTHER_FORMATS, file_format
+from distill_runner.datasets.readers.formats import require_format
+from distill_runner.models.config import normalized_label
 from distill_runner.tasks.columns import as_lists, by_label
 from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.multilabel import flag_of
+from distill_runner.tasks.scores import read_answer
 
 IDS = ("id", "index", "idx", "guid", "", "Unnamed: 0")
 """Names of columns of ids, the first of which is taken; pandas writes its index without a name."""
@@ -40,6 +42,12 @@ TREC = "Lines of rankings are query Q0 document rank score name, those of qrels 
 _RUN = re.compile(r"\S+\s+(Q0|q0|0)\s+\S+\s+\d+\s+\S+\s+\S+")
 _QRELS = re.compile(r"\S+\s+\S+\s+\S+\s+-?\d+(\.0)?")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+class _ComparedFile(CorpusPart):
+    """A file of data, which is CoNLL in ``.tsv`` too, as flair writes it, if each line has a word and its tags."""
+
+    has_words = True
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,20 @@ class Values:
         values = [self.values[row] for row in order] if self.values else []
         return replace(self, ids=expected, values=values, scores=None if self.scores is None else self.scores[order])
 
+    def with_classes(self, classes: Sequence[str]) -> "Values":
+        """Return the values with those in another spelling of a class as the class, by the rule of ``task.answers``.
+
+        If classes differ only in case, or in the mark between words, the values stay as they are.
+        """
+        class_of = {normalized_label(name): name for name in classes}
+        answers = [read_answer(value, class_of) for value in self.values]
+        values = [class_of.get(normalized_label(one), one) if isinstance(one, str) else one for one in answers]
+        variants = [one for one, own in zip(self.values, values, strict=True) if label_text(one) != label_text(own)]
+        if not variants or len(class_of) < len(classes):
+            return self
+        text = f"{self.text}; {len(variants):,} in another spelling, such as {str(variants[0])[:40]!r}"
+        return replace(self, values=values, text=text)
+
 
 def label_text(value: Any) -> str:
     """Return a label as text: a whole number without decimals, as CSV and JSON may write it in two ways."""
@@ -136,9 +158,8 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
     if file.suffix == ".npy" or (file.suffix == ".json" and re.match(r"\s*\[\s*[^{\s]", content)):
         listed = json.loads(content) if is_text else np.load(file).tolist()
         return _of_columns(file, key, {"label": listed}, class_names, classes)
-    if is_text and not file_format(file):
-        remedy = OTHER_FORMATS.get(file.suffix.lower(), TREC)
-        raise UserError(key, file, "is no file of trec_eval, or of another format that is read", remedy)
+    if is_text:
+        require_format(key, file, TREC)
     if file.suffix == ".txt":  # as run_glue writes
         table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         records, names = [*table], list(table.fieldnames or ())
@@ -146,12 +167,17 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
             raise UserError(key, file, "has a line with too few columns", "Write the file again.")
     else:
         try:
-            with open_split(CorpusPart(dataset=str(file), columns=["text"]), "train") as split:
+            with open_split(_ComparedFile(dataset=str(file), columns=["text"]), "train") as split:
                 records, names, class_names = [*split.rows()], split.column_names, split.class_names
         except UserError as error:
             remedy = "Save it as UTF-8." if ".encoding=" in error.remedy else error.remedy
             raise UserError(key, file, error.problem, remedy) from error
     columns: dict[str, list[Any]] = {name: [row.get(name) for row in records] for name in names}
+    labels, scores = (as_lists(columns.get(name, [])) for name in ("labels", "scores"))
+    is_listed = bool(labels and scores) and all(isinstance(one, list) for one in (*labels, *scores))
+    if key == "--predictions" and is_listed and len({frozenset(map(str, one)) for one in labels}) == 1:
+        # Pipelines of zero-shot classification write all labels in the order of their scores.
+        columns["labels"] = [dict(zip(*pair, strict=True)) for pair in zip(labels, scores, strict=True)]
     if {"query-id", "corpus-id", "score"} <= columns.keys():  # qrels of the hub
         return _rankings(file, ((row["query-id"], row["corpus-id"], row["score"]) for row in records))
     if {"query_id", "results"} <= columns.keys():  # sentence-transformers' rankings

@@ -347,9 +347,7 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
     columns, names, count = task.prediction_columns, task.head.names or (), int(scores.is_used.sum())
     of_outputs = f" = {short_list(names)}" if not task.answers and len(columns) == len(names) else ""
     parts = [f"{short_list(columns)}{of_outputs}: {quantity(count, 'row', ',')}", *scores.remarks]
-    warnings = list[str]()
-    if task.gold == "none":
-        warnings.append("no gold labels: all metrics are the agreement with these scores")
+    warnings = ["no gold labels: all metrics are the agreement with these scores"] if task.gold == "none" else []
     favored = np.unique(scores.outputs[scores.is_used].argmax(axis=1))
     if isinstance(task.decoding, OneClass) and len(favored) == 1 < count:
         warnings.append(f"the scores favor {names[favored[0]]} in all rows: are they those of the predicted class?")
@@ -360,8 +358,7 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
             parts.append(f"{name} has none, so that their quality is unknown")
             continue
         quality[name] = measured
-        functions = task.metric_functions
-        values = [f"{metric} {100 * value:.1f}" for metric, value in measured.items() if metric in functions]
+        values = [f"{key} {100 * value:.1f}" for key, value in measured.items() if key in task.metric_functions]
         parts.append(f"{name}: {', '.join(values)}")
         if measured.get("accuracy", 1.0) < measured.get("chance", 0.0):
             warnings.append(f"on {name} the scores are right less often than one constant class: are columns swapped?")

@@ -117,9 +117,7 @@ def data_line(
         text_of: shows an example of a split.
     """
     train = next(iter(accounts.values()))
-    parts = [short_list(_sources(accounts))]
-    if train.texts:
-        parts.append(f"{unit} = {' + '.join(train.texts)}")
+    parts = [short_list(_sources(accounts)), *([f"{unit} = {' + '.join(train.texts)}"] if train.texts else [])]
     if train.label:
         counts = [f"{name} {count:,}" for name, count in train.counts.items()]
         if train.scores:
@@ -128,8 +126,7 @@ def data_line(
             low, high = min(train.counts.values()), max(train.counts.values())
             counts = [f"{len(counts)} classes of {low:,} to {high:,}"]
         parts.append(f"label = {train.label}" + (f" ({', '.join(counts)})" if counts else ""))
-    if train.unread:
-        parts.append(f"not read: {short_list(train.unread)}")
+    parts += [f"not read: {short_list(train.unread)}"] if train.unread else []
     details = {name: asdict(replace(account, lengths={})) for name, account in accounts.items()}
     warnings = [warning for account in accounts.values() for warning in account.warnings]
     warnings += _surprises(accounts, hashes, text_of)

@@ -85,15 +85,12 @@ class DelimitedReader(Reader):
         record.lines = reader.line_num + self._skipped
         if width > 1:  # any line looks like a row of one column
             self._require_no_lost_rows(long_rows)
+        has_own_separator, is_quoted = not self._is_tsv and self._separator != ",", self._quoting == csv.QUOTE_MINIMAL
         record.remarks += self._file.remarks
-        if not self._is_tsv and self._separator != ",":
-            record.remarks.append(f"separated by {SEPARATORS[self._separator]}")
-        if self._is_tsv and self._quoting == csv.QUOTE_MINIMAL:
-            record.remarks.append("quoted as in CSV")
-        if num_long:
-            record.remarks.append(f"{quantity(num_long, 'row', ',')} of several lines")
-        if blank:
-            record.remarks.append(f"{quantity(blank, 'blank line', ',')} left out")
+        record.remarks += [f"separated by {SEPARATORS[self._separator]}"] if has_own_separator else []
+        record.remarks += ["quoted as in CSV"] if self._is_tsv and is_quoted else []
+        record.remarks += [f"{quantity(num_long, 'row', ',')} of several lines"] if num_long else []
+        record.remarks += [f"{quantity(blank, 'blank line', ',')} left out"] if blank else []
 
     def _reader(self, separator: str | None = None, quoting: int | None = None) -> Any:
         lines = islice(self._file.lines(), self._skipped, None)

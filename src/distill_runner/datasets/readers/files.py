@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from distill_runner.common.errors import UserError, override, similar_file
+from distill_runner.datasets.readers import formats
 from distill_runner.datasets.readers.dataset import ALL_FILES, Dataset, is_embedded
-from distill_runner.datasets.readers.formats import FORMAT_NAMES, IMAGE_FORMATS, OTHER_FORMATS, file_format
 from distill_runner.datasets.readers.table import FileProblem
 from distill_runner.datasets.readers.text_files import COMPRESSIONS
 
@@ -40,10 +40,8 @@ def local_data(data: Dataset) -> Path | None:
     path = Path(data.dataset).expanduser()
     try:
         if path.is_file():
-            if file_format(path):
-                return path
-            remedy = OTHER_FORMATS.get(path.suffix.lower(), f"Known: {FORMAT_NAMES}.")
-            raise UserError(key, data.dataset, "is a file of a format that is not read", remedy)
+            formats.require_format(key, path)
+            return path
         for root in [path] if path.is_dir() else local_copies(data):
             folder = root / data.config if data.config else root
             is_saved = (folder / "state.json").is_file() or any(folder.glob("*/state.json"))
@@ -92,9 +90,9 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
         return matches
     names = next((names for names in _SYNONYMS if split in names), (split,))
     for path in _entries(folder):
-        if path.suffix.lower() in OTHER_FORMATS and _SHARD.sub("", path.name.partition(".")[0]) in names:
+        if path.suffix.lower() in formats.OTHER_FORMATS and _SHARD.sub("", path.name.partition(".")[0]) in names:
             problem = f"{path.name} in {folder} is of a format that is not read"
-            raise UserError(data.split_key(split), split, problem, OTHER_FORMATS[path.suffix.lower()])
+            raise UserError(data.split_key(split), split, problem, formats.OTHER_FORMATS[path.suffix.lower()])
     available = sorted({_SHARD.sub("", _stem(file)) for file in _data_files(folder)} | set(_image_splits(folder)))
     raise missing_split(data, split, available, str(folder))
 
@@ -136,7 +134,7 @@ def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
     if name == ALL_FILES:
         matches = files
     elif is_pattern and "/" in name:
-        paths = (path for path in folder.glob(name.lstrip("/")) if file_format(path))
+        paths = (path for path in folder.glob(name.lstrip("/")) if formats.file_format(path))
         matches = sorted(p for p in paths if not re.search(r"(^|/)\.[^./]", p.relative_to(folder).as_posix()))
     elif is_pattern:
         matches = [file for file in files if fnmatchcase(file.name, name) or fnmatchcase(_stem(file), name)]
@@ -164,7 +162,7 @@ def _checked(files: list[Path], data: Dataset, split: str) -> list[Path]:
     """Return the files, and raise a ``UserError`` if something with the name of one is none."""
     for file in files:
         if not file.is_file():
-            name = f"{file.parent.name}/{file.name}" if file.suffix.lower() in IMAGE_FORMATS else file.name
+            name = f"{file.parent.name}/{file.name}" if file.suffix.lower() in formats.IMAGE_FORMATS else file.name
             problem = f"{name} is a broken link, or not a file that can be read"
             raise UserError(data.split_key(split), split, problem, "Remove it, or write it again.")
     return files
@@ -184,7 +182,7 @@ def _data_files(folder: Path) -> list[Path]:
 
     What has the name of such a file without being one is returned too, so that it is named instead of overlooked.
     """
-    return sorted(path for place in (folder, folder / "data") for path in _entries(place) if file_format(path))
+    return sorted(path for place in (folder, folder / "data") for path in _entries(place) if formats.file_format(path))
 
 
 def _arrow_files(folder: Path) -> list[Path]:
@@ -196,7 +194,7 @@ def _arrow_files(folder: Path) -> list[Path]:
 def _image_entries(folder: Path) -> list[Path]:
     """Return the images of a split's folder, class by class."""
     classes = (path for path in _entries(folder) if path.is_dir())
-    return [file for path in classes for file in _entries(path) if file.suffix.lower() in IMAGE_FORMATS]
+    return [file for path in classes for file in _entries(path) if file.suffix.lower() in formats.IMAGE_FORMATS]
 
 
 def _image_splits(folder: Path) -> list[str]:
@@ -213,7 +211,7 @@ def unread_siblings(data: Dataset, names: Iterable[str]) -> list[str]:
     read_names = {Path(name).name for name in names}
     folder = local_data(data) if read_names else None
     stems = tuple(_SHARD.sub("", name.partition(".")[0]).casefold() for name in read_names)
-    files = [path.name for path in _entries(folder) if file_format(path)] if folder else []
+    files = [path.name for path in _entries(folder) if formats.file_format(path)] if folder else []
     return [name for name in files if name not in read_names and name.casefold().startswith(stems)]
 
 
@@ -263,8 +261,8 @@ def _no_such_config(data: Dataset, root: Path) -> UserError:
         return UserError(key, data.config, problem, f"It has: {', '.join(configs)}.")
     if data.config and _data_files(root):
         return UserError(key, data.config, f"{root} has data files, but no such subfolder", override(key, None))
-    others = [path for path in _entries(root) if path.suffix.lower() in OTHER_FORMATS]
-    problem = f"no data files ({FORMAT_NAMES}) in this folder" + (f", only {others[0].name}" if others else "")
+    others = [path for path in _entries(root) if path.suffix.lower() in formats.OTHER_FORMATS]
+    problem = f"no data files ({formats.FORMAT_NAMES}) in this folder" + (f", only {others[0].name}" if others else "")
     remedy = "Name them train.csv, validation.csv and so on, or put images into train/<class>/."
-    remedy = OTHER_FORMATS[others[0].suffix.lower()] if others else remedy
+    remedy = formats.OTHER_FORMATS[others[0].suffix.lower()] if others else remedy
     return UserError(f"{data.key}.dataset", data.dataset, problem, remedy)

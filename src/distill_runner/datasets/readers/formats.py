@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from distill_runner.common.errors import UserError
 from distill_runner.common.files import placeholder
 from distill_runner.datasets.readers import text_files
 from distill_runner.datasets.readers.dataset import Dataset
@@ -46,6 +47,12 @@ def file_format(path: Path) -> str | None:
         inner = DATA_FORMATS.get(suffixes[-2]) if len(suffixes) > 1 else None
         return None if inner in BINARY_FORMATS else inner
     return DATA_FORMATS.get(suffixes[-1])
+
+
+def require_format(key: str, file: Path, remedy: str = f"Known: {FORMAT_NAMES}.") -> None:
+    """Raise a UserError for a file that has the name of no format of data; some others have their own remedy."""
+    if not file_format(file):
+        raise UserError(key, file, "is of a format that is not read", OTHER_FORMATS.get(file.suffix.lower(), remedy))
 
 
 def open_files(

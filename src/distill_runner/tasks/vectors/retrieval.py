@@ -97,6 +97,8 @@ class RetrievalTask(VectorTask):
     inferred_fields: ClassVar[tuple[str, ...]] = (*VectorTask.inferred_fields, "query_prompt")
 
     has_split_files: ClassVar[bool] = False
+    label_columns: ClassVar[list[str]] = []
+    optional_columns: ClassVar[list[str]] = [TITLE]
     unread_files: ClassVar[str] = "its student reads queries and documents, and a file does not say which it holds"
 
     type: Literal["retrieval"] = "retrieval"
@@ -283,16 +285,6 @@ class RetrievalTask(VectorTask):
     def example_texts(self, name: str, split: Any, numbers: Any) -> list[str]:
         texts = self.examples(name).texts[0]
         return [texts[number][:CHARACTERS] for number in numbers]
-
-    # A retrieval task has no columns of labels
-
-    @property
-    def label_columns(self) -> list[str]:
-        return []
-
-    @property
-    def optional_columns(self) -> list[str]:
-        return [TITLE]
 
     def required_columns(self, split: str) -> dict[str, str]:
         return dict.fromkeys(self.columns, "columns")
