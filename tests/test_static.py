@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.splits import TokenSplit
@@ -20,6 +20,7 @@ from distill_runner.models.config import Head, ModelConfig, VectorOptions
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
 from distill_runner.models.sources import read_shape, resolve_source
+from helpers.sentence_folders import table_of
 
 HEAD = Head("AutoModel", vectors=VectorOptions())
 TEXTS = ["the film is good", "a bad film", "the", "good good bad unknownword"]
@@ -63,6 +64,7 @@ def test_a_folder_holds_what_embedding_bag_reads_without_special_tokens(source: 
     again = load_model(folder, HEAD)
     assert torch.equal(vectors(again, tokenizer, tmp_path / "again"), own)
     assert read_shape(ModelConfig(source=str(folder), head="keep")).num_layers == 0
+    assert resolve_source(str(folder)).download() == folder, "special tokens would count in a copy"
     assert onnx.input_names(again) == {"input_ids", "attention_mask"}, "what the exported mean reads"
 
 
@@ -96,26 +98,7 @@ def test_a_table_of_tokens_is_for_vectors_alone(source: str) -> None:
         num_outputs(model, Head("AutoModel", vectors=VectorOptions("cls")), read_shape(model))
 
 
-def table_of(folder: Path, form: str, tokenizer: Any) -> Path:
-    """A table of tokens as sentence-transformers saves it, today or earlier, or as model2vec does."""
-    rows, n = torch.randn(len(tokenizer), 6, generator=torch.manual_seed(0)), len(tokenizer)
-    tensors = {"embedding.weight": rows}
-    place = folder / ("0_StaticEmbedding" if form == "nested" else "")
-    place.mkdir(parents=True)
-    backend = tokenizer.backend_tokenizer
-    backend.enable_truncation(4) if form == "cut" else backend.no_truncation()
-    backend.save(str(place / "tokenizer.json"))
-    if form in ("clusters", "early"):
-        tensors = {"embeddings": rows[:5].half(), "mapping": torch.arange(n) % 5, "weights": torch.rand(n).double()}
-        (folder / "config.json").write_text('{"model_type": "model2vec", "normalize": true, "hidden_dim": 6}')
-    save_file(tensors, place / "model.safetensors")
-    kinds = {"StaticEmbedding": place.relative_to(folder).as_posix(), "Normalize": "1_Normalize"}
-    entries = [{"name": one, "path": kinds[one], "type": f"sentence_transformers.models.{one}"} for one in kinds]
-    (folder / "modules.json").write_text(json.dumps(entries[:1] if form == "plain" else entries))
-    return folder
-
-
-@pytest.mark.parametrize("form", ["plain", "cut", "nested", "clusters", "early"])
+@pytest.mark.parametrize("form", ["plain", "cut", "nested", "dense", "clusters", "early"])
 def test_tables_of_others_give_the_vectors_of_their_programs(form: str, source: str, tmp_path: Path) -> None:
     """Unknown and special tokens of a text count, and none are added; early folders of model2vec have no modules."""
     folder = table_of(tmp_path / "m", form, resolve_source(source).tokenizer())

@@ -9,14 +9,7 @@ import pytest
 from seqeval import metrics
 
 from distill_runner.report.resampling import SummedScores, mean_f1_of_counts
-from distill_runner.tasks.tokens.tags import (
-    SPELLINGS,
-    TAG_METRICS,
-    Scheme,
-    TagScores,
-    TagSet,
-    complete_names,
-)
+from distill_runner.tasks.tokens.tags import SPELLINGS, TAG_METRICS, Scheme, TagScores, TagSet, complete_names
 
 TAGS = {
     "bio": ["O", "B-x", "I-x", "B-y", "I-y"],

@@ -22,10 +22,8 @@ def task_of(folder: Path, **fields: Any) -> Any:
 
 
 def words_and_tags(task: Any, split: str = "train") -> list[list[tuple[str, str]]]:
-    return [
-        list(zip(sentence.word_texts(), sentence.tags or [None] * 99, strict=False))
-        for sentence in task.examples(split).items
-    ]
+    items = task.examples(split).items
+    return [list(zip(item.word_texts(), item.tags or [None] * 99, strict=False)) for item in items]
 
 
 def labels_of(task: Any, tokenizer: Any, folder: Path, split: str = "train") -> list[dict[str, str]]:

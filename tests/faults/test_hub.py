@@ -10,9 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from distill_runner.models.sources import resolve_source
 from faults.hub import Faults, Hub, serving
 from helpers.command import Ended, distill_run
+from helpers.sentence_folders import table_of
 
 TINY = ("task=custom", "task.dataset=acme/pairs", "task.columns=[sentence1,sentence2]", "task.max_length=48")
 SHORT = ("student.num_layers=2", "optim.epochs=1", "teacher.optim.epochs=1", "optim.batch_size=16")
@@ -101,6 +105,12 @@ def test_a_run_from_an_empty_home(hub: Hub, work: Path) -> None:
     hub.faults = Faults(only="datasets", statuses=[503] * 1000)
     ended = planned(work, "task.revision=v2")
     assert (ended.code, ended.err.splitlines()[-2]) == (1, "task.dataset=acme/pairs: the hub answers 503")
+
+
+def test_a_table_of_tokens_of_another_program_is_read_from_the_hub(hub: Hub, tiny_bert_folder: Path) -> None:
+    place = table_of(hub.folder / "models/acme/table/main", "nested", resolve_source(str(tiny_bert_folder)).tokenizer())
+    rows = load_file(place / "0_StaticEmbedding/model.safetensors")["embedding.weight"]
+    assert torch.equal(load_file(resolve_source("acme/table").download() / "model.safetensors")["embeddings"], rows)
 
 
 @pytest.mark.slow
