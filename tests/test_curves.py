@@ -54,7 +54,7 @@ def test_runs_without_a_transfer_set_have_no_place_on_its_axis() -> None:
     assert sorted(curve_cells(RESULTS, "transfer")[0]) == ["books", "wiki"]
     with pytest.raises(UserError, match="no finished run"):
         curve_cells(RESULTS[3:], "transfer")
-    with pytest.raises(UserError, match="Known: size"):
+    with pytest.raises(UserError, match="Known: share, size"):
         curve_cells(RESULTS, "depth")
 
 
