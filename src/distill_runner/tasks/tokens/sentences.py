@@ -28,8 +28,9 @@ PARTS_OF_SPEECH = ("pos_tags", "pos", "upos")
 TEXTS = ("text", "sentence", "content")
 """Names of columns of texts."""
 SPANS = ("spans", "label", "labels", "entities")
-LABEL_KEYS = ("label", "labels", "entity_group")  # the last one is that of pipelines of transformers
 """Names of columns of the spans of texts."""
+LABEL_KEYS = ("label", "labels", "entity_group")  # the last one is that of pipelines of transformers
+"""Names of the type of a span."""
 SCORES = ("score", "probability", "confidence")
 """Names of how sure another model is of a span, from 0 to 1."""
 ANSWER = "answer"
