@@ -24,6 +24,7 @@ from distill_runner.tasks.vectors.retrieval import ranking_scores
 SEPARATORS = (";", "|", ",")
 """Marks between the labels of a text, the first of which is taken where gold labels have several."""
 IN_ORDER = "Name the classes in the order of their numbers: --labels no,yes"
+TAGS_OF_NUMBERS = "Name the tags in their order: --labels O,B-PER,I-PER; in both files, leave out words with -100."
 _TAGS = re.compile(r"((^| +)(O|[BIMELSU]-\S+))+")
 _INTEGER = re.compile(r"[-+]?\d+")
 
@@ -168,9 +169,10 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
     """Score the entities of tags of words, or spans of characters."""
 
     def span(one: Any) -> tuple[Any, ...]:
-        if isinstance(one, list):  # of spaCy and doccano
-            return tuple(one) if [*map(type, one)] == [int, int, str] else (None,)
-        return one.get("start"), one.get("end"), one.get("label", one.get("entity_group"))
+        if not isinstance(one, list):  # those are of spaCy and doccano
+            one = [one.get("start"), one.get("end"), one.get("label", one.get("entity_group"))]
+        parts = [label_text(part) if isinstance(part, str | int | float) else "" for part in one]
+        return tuple(parts) if len(parts) == 3 and all(parts) and "".join(parts[:2]).isdigit() else ()
 
     def row(value: Any) -> list[Any]:
         parts = value.split() if isinstance(value, str) else value if isinstance(value, list) else filter(None, [value])
@@ -190,8 +192,10 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
         elif not gold_has_spans and sizes != gold_sizes:
             place = next(place for place, size in enumerate(sizes) if size != gold_sizes[place])
             problem = f"has {sizes[place]} tags in row {place}, and {gold.file} has {gold_sizes[place]}"
-        elif has_spans and any(not isinstance(one, tuple) or None in one for one in tags):
+        elif has_spans and not all(isinstance(one, tuple) and one for one in tags):
             problem = "has spans that lack a start, an end or a label"
+        elif not has_spans and (number := next(filter(_INTEGER.fullmatch, tags), None)):  # -100 in PyTorch
+            problem, remedy = f"has the number {number}, which is no tag", TAGS_OF_NUMBERS
         sets = [set[Any](value) for value in own]
         if not problem and not gold_has_spans:
             try:
@@ -281,7 +285,7 @@ def _questions(metric: str, gold: Values, files: Sequence[Values], order: Sequen
         return [one for part in value for one in answers_in(part)] if isinstance(value, list) else [str(value or "")]
 
     texts = [*map(answers_in, gold.values)]
-    clusters = np.unique(gold.contexts or np.arange(len(texts)), return_inverse=True)[1]
+    clusters = np.unique(gold.columns.get("context") or np.arange(len(texts)), return_inverse=True)[1]
     scored = []
     for file in files:
         own = [{*answers_in(value)} or {""} for value in file.values]

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ LABELS = ("label", "labels", "gold", "target", "y_true", "answers", "answer", "n
 PREFIX = "p_"
 """Of columns of the probability of a class, as ``distill-run predict`` writes them."""
 RENAME = "Name one column prediction, or label in the gold file; scores p_<class>; rankings query-id, corpus-id, score."
+ID_OR_ORDER = "Name the column id, in both files, or remove it for the order."
 SAME_EXAMPLES = "Compare predictions of the same examples; those of files without ids have the order of the gold file."
 TREC = "Lines of rankings are query Q0 document rank score name, those of qrels query 0 document relevance."
 _RUN = re.compile(r"\S+\s+(Q0|q0|0)\s+\S+\s+\d+\s+\S+\s+\S+")
@@ -60,7 +61,7 @@ class Values:
             documents by their ids for rankings; empty if there are only ``scores``.
         scores: (N, C), probabilities or logits; None without.
         names: classes of the columns of scores, or those that numbers stand for; empty if the file does not name them.
-        contexts: the text that each example is about, if several examples may be about one.
+        columns: texts of the columns that are none of these, by name, such as ``context``.
         may_be_rows: whether the ids may be the numbers of the rows.
         text: what was taken.
     """
@@ -70,7 +71,7 @@ class Values:
     values: list[Any]
     scores: np.ndarray | None = None
     names: Sequence[str] = ()
-    contexts: Sequence[str] | None = None
+    columns: Mapping[str, list[str]] = field(default_factory=dict)
     may_be_rows: bool = False
     text: str = ""
 
@@ -82,14 +83,19 @@ class Values:
         """
         rows = [*map(str, range(len(gold.values)))]
         expected = rows if gold.ids is None else gold.ids
-        if self.ids is None or (self.ids == rows and {*expected} != {*rows}):
+        if self.ids is None or (self.ids == rows and (gold.ids is None or {*expected} != {*rows})):
             if (size := len(self.values if self.scores is None else self.scores)) != len(rows):
                 problem = f"has {size:,} rows, and {gold.file} has {len(rows):,}"
                 raise UserError("--predictions", self.file, problem, SAME_EXAMPLES)
+            for name, own in self.columns.items():  # columns of few values say nothing of the order
+                others = gold.columns.get(name, own)
+                if own != others and 2 * len({*own}) > len(own) and sorted(own) == sorted(others):
+                    problem = f"has the column '{name}' in another order than {gold.file}, and neither names ids"
+                    raise UserError("--predictions", self.file, problem, ID_OR_ORDER)
             return replace(self, text=f"{self.text}, in the order of the rows")
         if self.may_be_rows and self.ids == rows != expected:
             problem = f"numbers its rows, which may be their order, or ids that {gold.file} has in another order"
-            raise UserError("--predictions", self.file, problem, "Name the column id, or remove it for the order.")
+            raise UserError("--predictions", self.file, problem, ID_OR_ORDER)
         sides = (self.file, self.ids, gold.file, {*expected}), (gold.file, expected, self.file, {*self.ids})
         for key, (file, ids, other, others) in zip(("--predictions", "--gold"), sides, strict=True):
             if len({*ids}) < len(ids):
@@ -144,8 +150,8 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
     is_text = file.suffix not in (".parquet", ".arrow", ".gz", ".zip", ".npy")
     content = file.read_text(encoding="utf-8-sig", errors="replace") if is_text else ""
     first, lines = content.lstrip().partition("\n")[0].strip(), content.removesuffix("\n").split("\n")
-    if _RUN.fullmatch(first) or (key == "--gold" and _QRELS.fullmatch(first)):
-        rows = [line.split() for line in lines if line.strip()]
+    rows = [line.split() for line in lines if line.strip()] if _RUN.match(first) or _QRELS.match(first) else []
+    if _RUN.fullmatch(first) or (key == "--gold" and rows and all(_QRELS.fullmatch(" ".join(row)) for row in rows)):
         return _rankings(file, ((row[0], row[2], row[-2] if len(row) > 4 else row[-1]) for row in rows))
     if file.suffix == ".txt" and "\t" not in first:
         return Values(file, None, lines, text="a line for each example")
@@ -209,8 +215,7 @@ def _of_columns(
     others = [name for name in columns if name != id_name]
     ways = {"prefix": [name for name in others if name.startswith(PREFIX)]}
     ways |= {"number": [name for name in others if classes and name.isdigit()], "class": [*classes]}
-    fitting = ((way, own) for way, own in ways.items() if len(own) > 1 and {*own} <= {*others})
-    way, scored = next(fitting, ("", []))
+    way, scored = next(((way, own) for way, own in ways.items() if len(own) > 1 and {*own} <= {*others}), ("", []))
     scores = np.column_stack([columns[name] for name in scored]).astype(np.float64) if scored else None
     rest = [name for name in others if way == "class" and name not in (*scored, *PREDICTED, *LABELS)]
     rest = [name for name in rest if all(NUMBER.fullmatch(label_text(value)) for value in columns[name])]
@@ -228,7 +233,8 @@ def _of_columns(
     if len(candidates) > 1 or not (candidates or scored):
         where = "in its first line " if any(map(NUMBER.fullmatch, columns)) else ""
         problem = f"has {where}the columns {listed_names(candidates or [*columns])}: which one is meant?"
-        raise UserError(key, file, problem, f"{RENAME}{' Without names, add such a line.' if where else ''}")
+        remedy = f"{RENAME}{' Without names, add such a line.' if where else ''}"
+        raise UserError(key, file, problem, remedy if candidates in ([], others) else "Keep one of these columns.")
     values = as_lists(columns[candidates[0]], list | dict) if candidates else []
     by_class = [*map(by_label, values)]
     numbers = (lists_of_numbers(values) if key == "--predictions" else None) or []
@@ -250,7 +256,9 @@ def _of_columns(
     taken = {"ids": id_name, "column": next(iter(candidates), None), "scores from": next(iter(scored), None)}
     text = ", ".join(f"{what} '{name}'" for what, name in taken.items() if name is not None)
     names = [name.removeprefix(PREFIX) for name in scored] if way == "prefix" else scored
-    return Values(file, ids, values, scores, names or labels, columns.get("context"), id_name in ROW_NUMBERS, text)
+    rest = [name for name in others if name not in (*candidates, *flags, *scored)]
+    texts = {name: [*map(str, columns[name])] for name in rest}
+    return Values(file, ids, values, scores, names or labels, texts, id_name in ROW_NUMBERS, text)
 
 
 def lists_of_numbers(values: Sequence[Any]) -> list[list[float]] | None:
