@@ -69,8 +69,7 @@ def test_a_card_and_its_program_answer_as_predict_does(head: str, exports: Expor
         patch.chdir(folder)
         names: dict[str, Any] = {}
         exec(code, names)
-    shown = code.rstrip().splitlines()[-1].removeprefix("# ")
-    assert_same(eval(printed.getvalue()), eval(shown), 1e-3)
+    assert_same(eval(printed.getvalue()), eval(code.rstrip().splitlines()[-1].removeprefix("# ")), 1e-3)
 
     words = json.loads(examples(tmp_path / "a.jsonl", head, 1).read_text())
     texts = [" ".join((words.get("text") or " ".join(words.get("tokens", ["river"]))).split() * n) for n in (1, 9, 90)]
@@ -80,8 +79,7 @@ def test_a_card_and_its_program_answer_as_predict_does(head: str, exports: Expor
         texts = [" ".join(random.Random(n).choices(WORDS, k=n)) for n in (1, 9, 90, 200)]
         rows = [{"id": str(number), "question": "where", "context": text} for number, text in enumerate(texts)]
     file.write_text("\n".join(map(json.dumps, rows)))
-    model = ModelFolder.read(str(folder.parents[2] / head))
-    content, _ = model.predict_file(file, "cpu")
+    content, _ = ModelFolder.read(str(folder.parents[2] / head)).predict_file(file, "cpu")
     answers = names["predict"]([("where", text) for text in texts] if head == "answers" else texts)
     if isinstance(content, bytes):
         np.testing.assert_allclose(np.load(io.BytesIO(content)), np.array(answers), atol=1e-5)
@@ -153,8 +151,7 @@ def test_a_service_refuses_what_it_cannot_read(exports: Export, monkeypatch: pyt
     client = TestClient(runpy.run_path("serve.py")["app"], raise_server_exceptions=False)
 
     def status(body: str) -> int:
-        headers = {"Content-Type": "application/json"}
-        return client.post("/predict", content=body, headers=headers).status_code
+        return client.post("/predict", content=body, headers={"Content-Type": "application/json"}).status_code
 
     bodies = {'{"inputs": []}': 422, '{"inputs": ["\\ud800"]}': 422, '{"inputs": [NaN]}': 422, '{"inputs": "a"}': 422}
     bodies |= {"{}": 422, '{"inputs": [["a", "b"]]}': 422, json.dumps({"inputs": ["a"] * 257}): 422}
@@ -249,6 +246,9 @@ def test_a_cross_encoder_as_it_saves_itself_gives_its_scores(tmp_path: Path, cap
     head: dict[str, Any] = {"num_labels": 1, "id2label": {0: "score"}, "initializer_range": 0.02}
     model = encoders.CrossEncoder(str(save(tmp_path / "m", "classes", **head)), device="cpu")
     model.save_pretrained(str(tmp_path / "own"))
+    lengths = tmp_path / "own" / "sentence_bert_config.json"
+    lengths.write_text(json.dumps(json.loads(lengths.read_text()) | {"max_seq_length": 9}))
+    model = encoders.CrossEncoder(str(tmp_path / "own"), device="cpu")
     pairs = [("a river", "the stone"), ("the green garden", "slowly " * 90), ("", "over")]
     rows = [json.dumps({"id": f"r{n}", "sentence1": a, "sentence2": b}) for n, (a, b) in enumerate(pairs)]
     (tmp_path / "a.jsonl").write_text("\n".join(rows))

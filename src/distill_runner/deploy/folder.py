@@ -269,7 +269,8 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
         UserError: the folder does not say what its outputs are, or the data do not fit them.
     """
     from distill_runner.models.features import EncoderShape
-    from distill_runner.models.vectors import source_folder
+    from distill_runner.models.metadata import MODULES, read_json
+    from distill_runner.models.vectors import LENGTHS, UNLIMITED, source_folder
     from distill_runner.tasks import task_type
 
     config, tokenizer = source.config(), source.tokenizer()
@@ -278,7 +279,9 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
         problem = f"its tokenizer has {num_ids} tokens, but the model has embeddings for {shape.vocab_size}"
         raise UserError("folder", source.name, problem, "Save it after model.resize_token_embeddings(len(tokenizer)).")
     fields: dict[str, Any] = {"name": "data", "epochs": 1}
-    fields["max_length"] = int(min(tokenizer.model_max_length, shape.max_length))
+    lengths = read_json(source.download() / LENGTHS) if (source.download() / MODULES).is_file() else {}
+    limits = tokenizer.model_max_length, shape.max_length, lengths.get("max_seq_length") or UNLIMITED
+    fields["max_length"] = int(min(limits))
     if folder := source_folder(source):
         fields |= {"type": "embeddings", "max_length": min(folder.max_length or fields["max_length"], shape.max_length)}
     else:
