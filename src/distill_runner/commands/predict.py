@@ -115,8 +115,7 @@ def _predictions(file: ServerFile, student: ModelFolder | None, device: str, fil
     if not fill:
         print(f"{file.name}: missing, no student of {file.task} (--fill: a constant; the server wants all files)")
         return None
-    number = "0.000" if file.task == "stsb" else "0"
-    constant = "entailment" if file.class_names else number
+    constant = "entailment" if file.class_names else "0.000" if file.task == "stsb" else "0"
     print(f"{file.name}: no student of {file.task}, filled with {constant}")
     return [constant] * file.size
 

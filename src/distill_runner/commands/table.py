@@ -75,8 +75,7 @@ def show_comparison(options: Namespace) -> None:
         text = "\n".join(fill(formats.sentence(one), width, subsequent_indent="  ") for one in comparisons) + "\n"
     text = files.as_text(text) if files else text
     if options.format == "json":
-        content = files.as_json() if files else [*map(formats.as_mapping, comparisons)]
-        text = json.dumps(content, indent=1) + "\n"
+        text = json.dumps(files.as_json() if files else [*map(formats.as_mapping, comparisons)], indent=1) + "\n"
     _print_or_write(text, options.out)
 
 

@@ -174,8 +174,7 @@ def pair_examples(documents: Documents, size: int, short: float) -> Iterator[Exa
 
 def _end_of_target(bounds: np.ndarray, start: int, target: int) -> int:
     """Return the end of the sentences from ``start`` that have ``target`` tokens together, or the last end."""
-    end = int(np.searchsorted(bounds, bounds[start] + target))
-    return min(max(end, start + 1), len(bounds) - 1)
+    return min(max(int(np.searchsorted(bounds, bounds[start] + target)), start + 1), len(bounds) - 1)
 
 
 def sentences_of(text: str) -> list[str]:

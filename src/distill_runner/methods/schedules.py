@@ -90,8 +90,7 @@ class LayerSchedule(Schema):
         """Return the maximum number of epochs of each step. ``share`` leaves an epoch for what follows the layers."""
         num_steps = self.num_steps(num_layers)
         if self.limits is None:
-            most = num_epochs - (self.classification == "at_end")
-            layered = max(0, min(round(self.share * num_epochs), most))
+            layered = max(0, min(round(self.share * num_epochs), num_epochs - (self.classification == "at_end")))
             ends = [layered * number // num_steps for number in range(num_steps + 1)]
             return [end - start for start, end in pairwise(ends)]
         return self.limits * num_steps if len(self.limits) == 1 else self.limits

@@ -90,8 +90,7 @@ def principal_components(vectors: Iterable[Tensor], width: int) -> Tensor:
         products = part_nC.T @ part_nC if products is None else products + part_nC.T @ part_nC
     assert total is not None
     assert products is not None
-    covariance = products / count - torch.outer(total, total) / count**2
-    _, vectors_CC = torch.linalg.eigh(covariance)
+    _, vectors_CC = torch.linalg.eigh(products / count - torch.outer(total, total) / count**2)
     components = vectors_CC.flip(1)[:, :width].T
     largest = components.gather(1, components.abs().argmax(1, keepdim=True))
     return components * torch.where(largest < 0, -1.0, 1.0)

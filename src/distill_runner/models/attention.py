@@ -168,8 +168,8 @@ def _has_kernels(device: torch.device) -> bool:
     """Try attention with dropout, gradients and a window, since builds of torch differ in their kernels."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    bounds = 2 * torch.arange(2, dtype=torch.int32, device=device)  # made there: a copy would make the host wait
-    attention = RaggedAttention(bounds, 2)
+    # The bounds are made there: a copy would make the host wait.
+    attention = RaggedAttention(2 * torch.arange(2, dtype=torch.int32, device=device), 2)
     try:
         with torch.random.fork_rng([device]), torch.inference_mode(False), torch.enable_grad():
             for window in (None, 1):

@@ -209,6 +209,5 @@ def hub_commits(stage: Stage) -> dict[str, str]:
         data: list[Dataset] = [*filter(None, [config.task]), *chain(*mixtures)]
         for dataset in (entry.locate(split)[0] for entry in data for split in sorted(entry.splits)):
             if (sha := hub_commit(dataset)) is not None:
-                name = f"{dataset.dataset}@{dataset.revision}" if dataset.revision else dataset.dataset
-                commits[name] = sha
+                commits[f"{dataset.dataset}@{dataset.revision}" if dataset.revision else dataset.dataset] = sha
     return commits

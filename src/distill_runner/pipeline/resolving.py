@@ -301,8 +301,7 @@ def _with_teacher(stage: Stage, teacher: Stage) -> Stage:
     if predictions is None and not serves and isinstance(own, ModelSource) and isinstance(other, ModelSource):
         same_inputs = own.tokenizer_traits.input_names <= other.tokenizer_traits.input_names  # its segments too
         serves = _same_vocabulary(other, own) and same_inputs
-    tokenizer = other if predictions is None and serves else own
-    stage = replace(stage, teacher=teacher, tokenizer=tokenizer)
+    stage = replace(stage, teacher=teacher, tokenizer=other if predictions is None and serves else own)
     if config.route is None:
         return stage
     optim, key = teacher.config.optim, f"stages.{teacher.name}.optim"

@@ -363,8 +363,8 @@ def _blocks(columns: Sequence[str], lines: Sequence[Line], screen: int) -> list[
     cells = [[text if text.endswith(")") else f"{text} " for text in of_line] for of_line in texts]
     name_width = min(1 + max(map(len, names)), screen // 2)
     width = 1 + max(len(text) for of_line in [[f"{column} " for column in columns], *cells] for text in of_line)
-    most_columns = max(1, (screen + 1 - name_width) // width)  # + 1: the trailing blank of a line is cut off
-    count = ceil(len(columns) / ceil(len(columns) / most_columns))
+    # + 1: the trailing blank of a line is cut off
+    count = ceil(len(columns) / ceil(len(columns) / max(1, (screen + 1 - name_width) // width)))
     blocks = []
     for start in range(0, len(columns), count):
         part = slice(start, start + count)

@@ -61,8 +61,7 @@ def recorded_identity(stage: "Stage", conditions: Mapping[str, Any]) -> dict[str
             images, and compare the examples of each part alone. Other options only change the rounding.
     """
     specs = {part.key: part.spec for part in (stage, *stage.all_upstream)}
-    reads_parts = stage.shape.reads_images or stage.config.method.compares_examples
-    unread = set() if reads_parts else {"num_processes"}
+    unread = set() if stage.shape.reads_images or stage.config.method.compares_examples else {"num_processes"}
     return {"key": stage.key, "specs": specs, "conditions": {k: v for k, v in conditions.items() if k not in unread}}
 
 

@@ -250,8 +250,7 @@ def _unknown(cell: PublishedCell, model: ScoredModel, quantity: Quantity) -> tup
 def _languages(paper: str, table: str) -> frozenset[str]:
     """Return the tasks of a table that prints one task in several languages; empty if the table has other tasks too."""
     tasks = frozenset(cell.task for cell in cells(paper) if cell.table == table and cell.task) - {AVERAGE}
-    stems = {task.partition("_")[0] for task in tasks}
-    return tasks if len(stems) == 1 and len(tasks) > 1 else frozenset()
+    return tasks if len({task.partition("_")[0] for task in tasks}) == 1 and len(tasks) > 1 else frozenset()
 
 
 def _family(name: str | None) -> str | None:

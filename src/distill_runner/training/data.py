@@ -83,8 +83,7 @@ def epoch_updates(
         count = math.ceil(len(parts) / group.size)
         batches = [data.batch(part, epoch) for part in [*own_parts, parts[0]][:count]]
         shares = [*(len(part) / len(update) for part in own_parts), 0.0][:count]
-        dropout_seed = int(np.random.default_rng([seed, epoch, start]).integers(2**63))
-        yield Update(len(update), batches, shares, dropout_seed)
+        yield Update(len(update), batches, shares, int(np.random.default_rng([seed, epoch, start]).integers(2**63)))
 
 
 def batches_with_shares(update: Update, totals_2: Tensor | None = None) -> list[Batch]:

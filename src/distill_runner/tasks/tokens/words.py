@@ -279,6 +279,5 @@ def _pieces_of_text(text: str, encoded: Any) -> Pieces:
             ranges[-1] = (ranges[-1][0] if ranges[-1][0] < ranges[-1][1] else begin, max(ranges[-1][1], end))
         words.append(len(ranges) - 1)
     has_text = np.array([begin < end for begin, end in ranges], dtype=bool)  # others are pieces of nothing but blanks
-    number = np.where(has_text, np.cumsum(has_text) - 1, -1)
-    words_P = number[np.asarray(words, dtype=np.int64)]
+    words_P = np.where(has_text, np.cumsum(has_text) - 1, -1)[np.asarray(words, dtype=np.int64)]
     return np.asarray(encoded.ids, dtype=np.int32), words_P, [own for own in ranges if own[0] < own[1]]

@@ -162,8 +162,7 @@ class RetrievalTask(VectorTask):
         return f"sha256:{total.hexdigest()}"
 
     def _file(self, split: str) -> Path:
-        folder = Path(self.dataset)
-        return folder / (f"{split}.jsonl" if split in (CORPUS, QUERIES) else f"{QRELS}/{split}.tsv")
+        return Path(self.dataset) / (f"{split}.jsonl" if split in (CORPUS, QUERIES) else f"{QRELS}/{split}.tsv")
 
     def _existing(self, split: str) -> Path:
         """Return the file of a split.
