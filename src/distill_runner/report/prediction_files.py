@@ -88,8 +88,8 @@ class Values:
                 problem = f"has {size:,} rows, and {gold.file} has {len(rows):,}"
                 raise UserError("--predictions", self.file, problem, SAME_EXAMPLES)
             for name, own in self.columns.items():  # columns of few values say nothing of the order
-                others = gold.columns.get(name, own)
-                if own != others and 2 * len({*own}) > len(own) and sorted(own) == sorted(others):
+                of_gold = gold.columns.get(name, own)
+                if own != of_gold and 2 * len({*own}) > len(own) and sorted(own) == sorted(of_gold):
                     problem = f"has the column '{name}' in another order than {gold.file}, and neither names ids"
                     raise UserError("--predictions", self.file, problem, ID_OR_ORDER)
             return replace(self, text=f"{self.text}, in the order of the rows")
