@@ -146,7 +146,7 @@ def prepare(
     arguments = [
         f"task={task}", "method=alp", "teacher=base", f"teacher.source={folder / 'teacher'}",
         f"student.num_layers={num_layers}", f"loss.eta={ETA}", f"loss.lambda={LAMBDA}",
-        f"loss.temperature={TEMPERATURE}", *overrides,
+        f"loss.temperature={TEMPERATURE}", "student.init.source=pretrained", *overrides,
     ]  # fmt: skip
     resolvers.register()
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):

@@ -237,6 +237,7 @@ def compose(tiny_bert_folder: Path, tiny_task_folder: Path, tmp_path_factory: py
         "corpus=embedded",
         "optim.lr=3e-3",
         "optim.batch_size=16",
+        "++recipe.every.every.source=pretrained",
     ]
 
     @cache

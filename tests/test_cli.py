@@ -193,7 +193,7 @@ def test_a_run_leaves_its_result(alp: Ended, workplace: Path, inputs: tuple[str,
     assert 1 <= result["best_epoch"] <= result["epochs"] == 2
     assert 0 <= result["teacher_score"] <= 1
     assert (result["student"]["num_layers"], result["student"]["width"]) == (2, 32)
-    assert result["student"]["init"] == "group_top of pretrained"
+    assert result["student"]["init"] == "group_top of finetuned"
     assert result["published"] is None
     assert re.fullmatch("[0-9a-f]{16}", result["key"])
     for key in ("num_params", "examples_per_second", "seconds"):

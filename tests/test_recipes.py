@@ -66,6 +66,13 @@ def test_methods_bring_their_papers_recipe(overrides: str, expected: Expected, m
     assert (config.task.metrics or [None])[0] == metric
 
 
+def test_students_on_own_data_start_from_the_trained_teacher_where_there_is_one() -> None:
+    others = ("method=nkd", "teacher=labels", "task=custom_tokens", "task=rte method=alp")
+    for overrides in ("method=rkd", "method=alp task.type=regression", *others):
+        source = composed("task=custom", *overrides.split()).student.init.source
+        assert source == ("pretrained" if overrides in others else "finetuned")
+
+
 @pytest.mark.parametrize(
     ("overrides", "layer", "heads", "beta2", "corpus"),
     [
@@ -133,8 +140,7 @@ def test_one_distillation_serves_all_tasks() -> None:
     tasks = ("cola", "squad_v2", "xnli", "mlqa")
     stages = [composed(f"task={task}", "method=minilmv2").stages for task in tasks]
     for name in ("encoder", "distil"):
-        optims = [OmegaConf.to_container(of_task[name].optim, resolve=True) for of_task in stages]
-        assert all(optim == optims[0] for optim in optims)
+        assert all(of_task[name].optim == stages[0][name].optim for of_task in stages)
 
 
 def test_a_resnet_is_trained_alike_as_teacher_and_as_student() -> None:
@@ -159,14 +165,9 @@ def page() -> str:
     """What ``plan=true`` prints first, of some runs of each paper."""
     lines = [
         "# The recipe of a run, compared with its paper",
-        "",
-        "```sh",
-        f"distill-run {SHOWN[0]} plan=true",
-        "```",
-        "",
+        f"\n```sh\ndistill-run {SHOWN[0]} plan=true\n```\n",
         "`plan=true` first prints the recipe that a method brings, next to what its paper says, and then the stages.",
-        f"These are the recipes of {len(SHOWN)} commands.",
-        "A value on the command line overrides the recipe's.",
+        f"These are the recipes of {len(SHOWN)} commands.\nA value on the command line overrides the recipe's.",
     ]
     for overrides in SHOWN:
         settings = OmegaConf.to_container(composed(*overrides.split()), resolve=True)
