@@ -142,7 +142,7 @@ def test_data_count_by_content_wherever_they_lie(
         (["stages.student.teacher=teecher"], r"teacher=teecher: there is no such stage\n.*Did you mean 'teacher'"),
         (["stages.student.teacher=null"], r"teacher: this method needs a teacher, but the stage has none"),
         (["student.num_layers=5"], r"num_layers=5: must be between 1 and 4"),
-        (["student.init.source=finetuned", "student.num_layers=5"], r"num_layers=5: the source has only 4 layers"),
+        (["student.init.source=finetuned", "student.num_layers=5"], r"num_layers=5: must be between 1 and 4, the"),
         (["student.num_layers=1"], r"supervises no layer of a 1-layer student"),
         (["teacher.source=/no/such/folder"], r"there is no such folder"),
         (

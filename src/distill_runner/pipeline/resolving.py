@@ -204,11 +204,11 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
             raise UserError(".optim.epochs", epochs, problem, "Leave it out, or take BERT or a similar encoder.")
     elif source.shape.gives_logits_only:
         problem = f"a {source.shape.model_type} is not a bidirectional text encoder, so no other model starts from it"
-        raise UserError(".model.source", model.source, problem, "Take another: " + override("student", "ettin_32m"))
+        raise UserError(".model.source", None, problem, "Take another: " + override("student", "ettin_32m"))
     else:
         num_layers = model.num_layers or source.shape.num_layers
         if model.copies_layers and num_layers > source.shape.num_layers:
-            problem = f"the source has only {quantity(source.shape.num_layers, 'layer')}"
+            problem = f"must be between 1 and {source.shape.num_layers}, the layers of its source"
             raise UserError(".model.num_layers", num_layers, problem)
         shape = replace(source.shape, num_layers=num_layers)
     if task is None:
