@@ -207,9 +207,8 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
         raise UserError(".model.source", None, problem, "Take another: " + override("student", "ettin_32m"))
     else:
         num_layers = model.num_layers or source.shape.num_layers
-        if model.copies_layers and num_layers > source.shape.num_layers:
-            problem = f"must be between 1 and {source.shape.num_layers}, the layers of its source"
-            raise UserError(".model.num_layers", num_layers, problem)
+        if model.copies_layers and num_layers > (depth := source.shape.num_layers):
+            raise UserError(".model.num_layers", num_layers, f"must be between 1 and {depth}, the layers of its source")
         shape = replace(source.shape, num_layers=num_layers)
     if task is None:
         if shape.reads_images:
