@@ -245,7 +245,8 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
         rows: the first one is the teacher in float32.
         selection: the row of the choice; if it is not good enough, it is only the best.
     """
-    names = dict[Any, list[tuple[str, float, float]]]()
+    shared = set.intersection(*({*row.name.split(", ")[1:]} for row in rows if row.family is not None))
+    names = [", ".join(part for part in row.name.split(", ") if part not in shared) for row in rows]  # whole in tables
     with style():
         picture, panels_of = panels(2, 2, width=5.2, height=4.0)
         for panel, (axis, words) in zip(panels_of, _AXES.items(), strict=True):
@@ -256,9 +257,7 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
                 heights = [[y - 100 * row.interval[0]], [100 * row.interval[1] - y]]
                 widths = [[max(0.0, x - low)], [max(0.0, high - x)]] if axis == LATENCY else None
                 color = COLORS[6] if row.family is None else COLORS[0]
-                look: dict[str, Any] = {"color": color, "marker": _MARKERS[row.form]}
-                panel.errorbar(x, y, heights, widths, elinewidth=0.8, capsize=2, **look)
-                names.setdefault(panel, []).append((row.name, x, y))
+                panel.errorbar(x, y, heights, widths, elinewidth=0.8, capsize=2, color=color, marker=_MARKERS[row.form])
             panel.plot(selection.place(axis), 100 * selection.score, **CHOICE)
             panel.axhline(100 * rows[0].score - margin, **FLOOR)
             panel.set_xscale("log")
@@ -276,21 +275,22 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
         ring = "choice" if selection.is_good else "best, but not good enough"
         legend(picture, {**looks, ring: CHOICE, f"teacher − {margin:g}": FLOOR})
         picture.draw_without_rendering()  # from here on, each point has its place
-        for panel, of_panel in names.items():
-            _annotate(panel, of_panel)
+        for panel, axis in zip(panels_of, _AXES, strict=True):
+            _annotate(panel, [(name, row.place(axis), 100 * row.score) for name, row in zip(names, rows, strict=True)])
     return picture
 
 
 def _annotate(panel: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Write a name beside each point (x, y), at the nearest height at which it covers no other name."""
+    """Write a name towards the middle beside each point (x, y), at the nearest height at which it covers no other."""
     from matplotlib.transforms import Bbox
 
     boxes: list[Bbox] = []
     for name, x, y in points:
-        text = panel.annotate(name, (x, y), (5, 4), textcoords="offset points", fontsize=6, color="0.35")
-        text.set_in_layout(False)
+        side, ha = (-5, "right") if x * x > panel.get_xlim()[0] * panel.get_xlim()[1] else (5, "left")
+        look = {"textcoords": "offset points", "fontsize": 6, "color": "0.35", "ha": ha, "in_layout": False}
+        text = panel.annotate(name, (x, y), (side, 4), **look)
         for step in range(4 * len(points)):
-            text.set_position((5, 4 + (step + 1) // 2 * (-8 if step % 2 else 8)))
+            text.set_position((side, 4 + (step + 1) // 2 * (-8 if step % 2 else 8)))
             box = text.get_window_extent()
             if not any(box.overlaps(other) for other in boxes):
                 break
