@@ -182,6 +182,7 @@ def test_the_command_splits_a_grid(tmp_path: Path, capsys: pytest.CaptureFixture
         (["{runs}", "--format", "picture", "--out", "{tmp}/scores.doc"], "--out=scores.doc: is not a picture format"),
         (["{runs}", "--out", "{tmp}/nowhere/table.txt"], "its folder does not exist"),
         (["{runs}", "--out", "{tmp}"], "is a folder"),
+        ([__file__, "--out", __file__], "is a file to read, too"),
         (["{runs}", "--picture", "nowhere.png"], "--picture=nowhere.png: there is no such file"),
     ],
 )

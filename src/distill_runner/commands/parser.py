@@ -352,8 +352,7 @@ def parser_of(name: str) -> Parser:
     """Return the parser of a subcommand."""
     add_options = SUBCOMMANDS[name][1]
     summary, _, notes = inspect.cleandoc(add_options.__doc__ or "").partition("\n\n")
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = Parser(f"distill-run {name}", description=summary, epilog=notes, formatter_class=layout)
+    parser = Parser(f"distill-run {name}", None, summary, notes, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     return parser
 
@@ -365,6 +364,9 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
         UserError: an option is wrong, or the subcommand cannot do what the options ask for.
     """
     options = parser_of(name).parse_intermixed_args(arguments)
+    out, named = getattr(options, "out", None), re.split("[=,]", ",".join(arguments))
+    if out is not None and out.is_file() and [Path(part).absolute() for part in named].count(out.absolute()) > 1:
+        raise UserError("--out", out, "is a file to read, too", "Name another one, so that nothing is lost.")
     module, _, function = SUBCOMMANDS[name][0].partition(":")
     run: Callable[[Namespace], int | None] = getattr(import_module(f"distill_runner.commands.{module}"), function)
     return run(options) or 0

@@ -50,9 +50,8 @@ def predict(options: Namespace) -> None:
     Raises:
         UserError: the folder has no model, or the file cannot be read.
     """
-    suffix = options.out.suffix if options.out else ""
     model = ModelFolder.read(options.folder, options=task_options(options.overrides))
-    content, line = model.predict_file(options.file, options.device, options.encoding, suffix)
+    content, line = model.predict_file(options.file, options.device, options.encoding, Path(options.out or "").suffix)
     for text in (line, *(f"warning: {warning}" for warning in line.warnings)):
         print(text, file=sys.stderr)
     if options.out:
@@ -88,8 +87,7 @@ def submit(options: Namespace) -> None:
     content, number = io.BytesIO(), 0
     with ZipFile(content, "w") as archive:
         for file in FILES:
-            predictions = _predictions(file, by_task.get(file.task), options.device, options.fill)
-            if predictions is not None:
+            if (predictions := _predictions(file, by_task.get(file.task), options.device, options.fill)) is not None:
                 text = io.StringIO()
                 writer = csv.writer(text, delimiter="\t", lineterminator="\n")
                 writer.writerows([("index", "prediction"), *enumerate(predictions)])

@@ -60,8 +60,7 @@ def show_comparison(options: Namespace) -> None:
     elif not options.rows:
         raise UserError("compare", None, "needs rows of the table, or files", "distill-run compare alp rkd")
     else:
-        results = select_results(options.runs, {"task": options.task, "method": options.method})
-        table = tabulate(results, options.split)
+        table = tabulate(select_results(options.runs, {"task": options.task, "method": options.method}), options.split)
         try:
             comparisons = compare(table, options.rows, margin=options.margin, looks=options.looks)
         except UserError as error:
