@@ -364,8 +364,8 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
         UserError: an option is wrong, or the subcommand cannot do what the options ask for.
     """
     options = parser_of(name).parse_intermixed_args(arguments)
-    out, named = getattr(options, "out", None), re.split("[=,]", ",".join(arguments))
-    if out is not None and out.is_file() and [Path(part).absolute() for part in named].count(out.absolute()) > 1:
+    out, values = getattr(options, "out", None), re.split("[=,]", ",".join(arguments))
+    if out is not None and out.is_file() and [Path(value).absolute() for value in values].count(out.absolute()) > 1:
         raise UserError("--out", out, "is a file to read, too", "Name another one, so that nothing is lost.")
     module, _, function = SUBCOMMANDS[name][0].partition(":")
     run: Callable[[Namespace], int | None] = getattr(import_module(f"distill_runner.commands.{module}"), function)
