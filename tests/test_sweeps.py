@@ -451,8 +451,8 @@ def test_what_points_share_is_built_first_and_once(tmp_path: Path, sweep: Sweep)
     assert built(tmp_path, "teacher") == ["teacher"]
     begun = built(tmp_path, "student")
     assert begun == ["student"] * 4
-    again = sweep(*grid)
-    assert (again.code, again.out) == (0, ended.out)
+    again, elsewhere = sweep(*grid), sweep(*grid, "hydra.sweep.dir=outputs/${now:%f}")
+    assert (again.code, again.out) == (0, ended.out) == (elsewhere.code, elsewhere.out)
     assert built(tmp_path, "student") == begun
 
 

@@ -68,6 +68,7 @@ class GridSweeper(Sweeper):
                 problem = "compares all points, which sweep.shard and sweep.wait=false leave to other commands"
                 raise UserError("sweep", "frontier", problem, "Leave these out.")
         students = frontier.students if frontier else ()
+        root = Path(hydra.sweep.dir).absolute()  # before points are composed, so that ${now:...} is the same for all
         grid = expand(self.config, self.hydra_context.config_loader, parameters, settings.where, students)
         require_points(grid, settings.halving)
         if frontier:
@@ -78,7 +79,7 @@ class GridSweeper(Sweeper):
             show_plan(grid, num_workers, settings.retry_failed, settings.halving)
             return
         name = hydra.runtime.choices.get("sweep") or "multirun"
-        folder = sweep_folder(Path(hydra.sweep.dir).absolute().parent / "sweeps", name, grid.points)
+        folder = sweep_folder(root.parent / "sweeps", name, grid.points)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
         # Tracked points of a sweep are a group, unless they have one.
