@@ -117,10 +117,8 @@ def test_rankings_are_scored_as_trec_eval_scores_them(tmp_path: Path) -> None:
     scores = {"q1": {"d1": 0.5, "d2": 0.5, "d3": 0.1, "d4": 0.7}, "q2": {"d1": 1 + 1e-9, "d2": 1.0}, "q5": {"d1": 1.0}}
     lines = [f"{query} Q0 {one} 1 {score!r} x\n" for query, own in scores.items() for one, score in own.items()]
     (tmp_path / "a.run").write_text("".join(lines))
-    rows = [
-        {"query_id": query, "query": "?", "results": [{"corpus_id": one, "score": x} for one, x in own.items()]}
-        for query, own in scores.items()
-    ]
+    results = {query: [{"corpus_id": one, "score": own[one]} for one in own] for query, own in scores.items()}
+    rows = [{"query_id": query, "query": "?", "results": own} for query, own in results.items()]
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))  # sentence-transformers'
     expected = {"map": (5 / 12 + 1 / 2) / 3, "mrr": (1 / 3 + 1 / 2) / 3, "recall_at_100": 2 / 3}
     expected["ndcg_at_10"] = ((1 / np.log2(4) + 2 / np.log2(5)) / (2 + 1 / np.log2(3)) + 1 / np.log2(3)) / 3
@@ -151,9 +149,12 @@ def test_files_are_read_as_the_table_says(case: str, tmp_path: Path, capsys: pyt
         path = tmp_path / f"{option[0]}.{file.partition(': ')[0]}"
         path.write_text(file.partition(": ")[2] + "\n")
         arguments += [f"--{option}", str(path)]
-    if expected.replace(".", "").isdigit():
+    score, _, words = expected.partition("; ")
+    if score.replace(".", "").isdigit():
         run_subcommand("compare", arguments)
-        assert json.loads(capsys.readouterr().out)["methods"][0]["score"] == pytest.approx(float(expected), abs=1e-3)
+        content = json.loads(capsys.readouterr().out)
+        assert words in content["account"][1]
+        assert content["methods"][0]["score"] == pytest.approx(float(score), abs=1e-3)
     else:
         with pytest.raises(UserError, match=re.escape(expected)):
             run_subcommand("compare", arguments)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import ne
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -87,12 +88,15 @@ class Values:
             if (size := len(self.values if self.scores is None else self.scores)) != len(rows):
                 problem = f"has {size:,} rows, and {gold.file} has {len(rows):,}"
                 raise UserError("--predictions", self.file, problem, SAME_EXAMPLES)
+            text = f"{self.text}, in the order of the rows"
             for name, own in self.columns.items():  # columns of few values say nothing of the order
                 of_gold = gold.columns.get(name, own)
                 if own != of_gold and 2 * len({*own}) > len(own) and sorted(own) == sorted(of_gold):
                     problem = f"has the column '{name}' in another order than {gold.file}, and neither names ids"
                     raise UserError("--predictions", self.file, problem, ID_OR_ORDER)
-            return replace(self, text=f"{self.text}, in the order of the rows")
+                other = sum(map(ne, own, of_gold))
+                text += f", {other:,} of which have another '{name}' in {gold.file}" if other else ""
+            return replace(self, text=text)
         if self.may_be_rows and self.ids == rows != expected:
             problem = f"numbers its rows, which may be their order, or ids that {gold.file} has in another order"
             raise UserError("--predictions", self.file, problem, ID_OR_ORDER)
