@@ -311,10 +311,9 @@ class _Run:
     def _class_lines(self, by_class: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[AccountLine]:
         """Yield a line with the F1 of each class of the first split; the lowest ones of many classes."""
         for split, rows in [*by_class.items()][:1]:
-            lowest = sorted(rows, key=lambda name: rows[name]["f1"])[:MAX_CLASSES]
-            classes = [
-                f"{name} {100 * row['f1']:.1f} ({row['support']:,})" for name, row in rows.items() if name in lowest
-            ]
+            lowest = {*sorted(rows, key=lambda name: rows[name]["f1"])[:MAX_CLASSES]}
+            selection = [(name, row) for name, row in rows.items() if name in lowest]
+            classes = (f"{name} {100 * row['f1']:.1f} ({row['support']:,})" for name, row in selection)
             yield AccountLine("classes", f"F1 x 100 and number in {split}: {', '.join(classes)}")
 
     def _save_outputs(self) -> None:

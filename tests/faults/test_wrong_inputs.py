@@ -53,12 +53,10 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_task_folder: Path, tiny
     shutil.copytree(tiny_task_folder, folder / "data")
     shutil.copytree(tiny_bert_folder, folder / "model")
     (folder / "a_file").write_text("")
-    labels: dict[str, list[Any]] = {
-        "lists": [[0], [1]],
-        "structs": [{"a": 0}, {"a": 1}],
-        "nulls": [None, None],
-        "numbers": [1.5, 2.5],
-    }
+    (folder / "conf" / "task").mkdir(parents=True)
+    (folder / "conf" / "task" / "bare.yaml").write_text("dataset: data")
+    labels: dict[str, list[Any]] = {"lists": [[0], [1]], "structs": [{"a": 0}, {"a": 1}], "nulls": [None, None]}
+    labels["numbers"] = [1.5, 2.5]
     texts = {"sentence1": "one", "sentence2": "two"}
     for name, values in labels.items():
         (folder / name).mkdir()

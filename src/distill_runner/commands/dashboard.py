@@ -64,10 +64,8 @@ def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]
 
     def curve(metric: str, x: str = "step") -> Any:
         """Return a plot with a line for each task and method: the mean of its runs, and their range."""
-        cells, ranges = wr.Config(CELL), "minmax"
-        return wr.LinePlot(
-            title=metric, x=x, y=[metric], groupby=cells, groupby_aggfunc="mean", groupby_rangefunc=ranges
-        )
+        cells = {"groupby": wr.Config(CELL), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
+        return wr.LinePlot(title=metric, x=x, y=[metric], **cells)
 
     # For ALP-KD, the weights are beta (ce), eta (kd) and lambda (intermediate).
     weights = [f"settings/{term}/weight" for term in terms]

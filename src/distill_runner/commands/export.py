@@ -64,11 +64,9 @@ def export(options: Namespace) -> int:
             file.unlink()
     forms = {row.form: row for row in rows if row.model == own and row.form in (EXACT, INT8)}
     served = INT8 if INT8 in forms and forms[INT8].is_within else EXACT
-    circumstances = (
-        f"{measure.in_words(machine)}; one example at a time (p50, p95, p99) and batches of {BATCH}, of "
-        f"{machine['timed']} of {quantity(machine['examples'], 'example', ',')}; the forms take turns; "
-        f"tokenizing is not counted."
-    )
+    circumstances = f"{measure.in_words(machine)}; one example at a time (p50, p95, p99) and batches of {BATCH}, of "
+    circumstances += f"{machine['timed']} of {quantity(machine['examples'], 'example', ',')}; "
+    circumstances += "the forms take turns; tokenizing is not counted."
     conclusions = [_conclusion(row, options.within, machine["examples"]) for row in forms.values()]
     record = {"margin": options.within, "served": served, "machine": machine, "versions": versions()}
     write_json((model.run or target) / "deploy.json", {**record, "rows": [asdict(row) for row in rows]})

@@ -62,11 +62,8 @@ def _selection(options: Namespace, states: Sequence[str], store: Sequence[Entry]
         if len(matches := [key for key in keys if key.startswith(prefix)]) != 1:
             problem = f"{len(matches)} keys start with this" if matches else "no key starts with this"
             raise UserError("--key", prefix, problem, suggestion(prefix, matches or keys))
-    if options.kind or options.key:
-        names = tuple(options.key)
-        selection = [entry for entry in store if entry.kind in options.kind or (names and entry.key.startswith(names))]
-    else:
-        selection = [*store]
+    names, is_all = tuple(options.key), not (options.kind or options.key)
+    selection = [one for one in store if is_all or one.kind in options.kind or one.key.startswith(names)]
     unused = {entry.path for entry in unused_entries(store, Path(options.runs))} if options.unused else set[Path]()
     return [entry for entry in selection if not states or entry.state in states or entry.path in unused]
 

@@ -80,11 +80,8 @@ def send_result(tracker: Tracker, folder: Path, result: Result) -> None:
     The table ``by_class`` has a row for each split and label, of tasks whose labels have scores of their own.
     """
     entries = flatten(without_specs(result))
-    rows = [
-        {"split": split, "label": name, **scores}
-        for split, labels in (result.get(BY_CLASS) or {}).items()
-        for name, scores in labels.items()
-    ]
+    splits = (result.get(BY_CLASS) or {}).items()
+    rows = [{"split": split, "label": name, **scores} for split, own in splits for name, scores in own.items()]
     tables = {"results": [entries]} | ({BY_CLASS: rows} if rows else {})
     pictures = {file.stem: file for file in pictures_of(folder)}
     tracker.record(Outcome(entries, tables, pictures=pictures, model=folder / "model"))

@@ -225,8 +225,8 @@ def suggestion(name: Any, candidates: Iterable[Any]) -> str:
     names = sorted(map(str, candidates))
     words = {letters(candidate): candidate for candidate in names}
     word = letters(name)
-    close = [word.removesuffix("kd")] if word.removesuffix("kd") in words else []
-    close = close or difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    stem = word.removesuffix("kd")
+    close = [stem] if stem in words else difflib.get_close_matches(word, words, n=1)
     hint = [f"Did you mean '{words[close[0]]}'?"] if close else []
     return " ".join([*hint, f"Known: {', '.join(names)}."] if 0 < len(names) <= 20 else hint)
 

@@ -52,6 +52,8 @@ PLAIN_WORDS = {
     "a valid boolean": "true or false",
     "a valid integer": "a whole number",
     "a valid ": "a ",
+    r"a dictionary or instance of \w+": "a group of options",
+    r"^Input is not a path .*": "must be a path",
 }
 """Patterns in pydantic's messages -> plainer words."""
 

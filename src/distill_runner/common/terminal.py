@@ -1,6 +1,7 @@
 """Output for people: the progress of stages, as bars on a terminal and plain lines elsewhere, durations and tables."""
 
 import logging
+import re
 import shutil
 import sys
 import textwrap
@@ -116,14 +117,11 @@ class Bar:
             return
         now, share = time.monotonic(), values["share_done"]
         # The total loss, and the weighted loss of each term, which add up to it.
-        losses = {key: value for key, value in values.items() if key == "loss" or key.startswith("loss/")}
+        losses = sorted((key for key in values if re.match("loss(/|$)", key)), key=lambda key: key != "loss")
         columns = {
             "time": self._time_left(now, share),
             "speed": f"{values['examples_per_second']:.0f} ex/s",
-            "terms": "  ".join(
-                f"{key.removeprefix('loss/')} {losses[key]:.4f}"
-                for key in sorted(losses, key=lambda key: key != "loss")
-            ),
+            "terms": "  ".join(f"{key.removeprefix('loss/')} {values[key]:.4f}" for key in losses),
         }
         if self.stages.rich and self.task is not None:
             self.stages.rich.update(self.task, total=1, completed=share, **columns)

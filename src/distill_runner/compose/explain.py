@@ -12,10 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError, safe_load
 
-from distill_runner.common.errors import UserError, causes, command, override, root_cause, suggestion
+from distill_runner.common.errors import UserError, causes, command, first_line, override, root_cause, suggestion
 from distill_runner.common.files import resource_error
 from distill_runner.common.hub import is_hub_id
-from distill_runner.compose.folders import choices, configuration_keys
+from distill_runner.compose.folders import choices, configuration_keys, own_folder
 from distill_runner.compose.resolvers import inherit_stages
 
 HELP = "See distill-run --help."
@@ -65,26 +65,22 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
         pairs = (override.partition("=") for override in overrides)
         unknown = [f"{key}/{name}" for key, _, name in pairs if name not in (choices(key) or [name])]
         return _no_such_choice(unknown[0] if unknown else "", [], overrides)
-    if match := re.search(r"Ambiguous value for argument '([^=']+)=(.*)'\n", text):
+    if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '([^=']+)=(.*)'(?:\n| requires)", text):
         key, values = match.groups()
-        remedy = "One run for each value: " + command(shlex.join(["distill-run", "-m", f"{key}={values}"]))
-        remedy += ". A list takes brackets."
-        return UserError(key, values, "has several values", remedy)
-    if match := re.search(r"Sweep parameters '([^=']+)=(.*)' requires --multirun", text):
-        sweeper = ["hydra/sweeper=optuna"] if match[2].startswith("interval") else []
-        remedy = "Several runs: " + command(shlex.join(["distill-run", "-m", *sweeper, f"{match[1]}={match[2]}"]))
-        return UserError(match[1], match[2], "stands for several values", remedy)
-    if match := re.search(r"(?:Could not override|Could not delete from config\.|Interpolation key) '([^'@]+)", text):
-        deleted = tuple(part[1:].partition("=")[0] for part in overrides if part.startswith("~"))
-        if match[1].startswith(deleted) and match[1] in configuration_keys():
-            return UserError(match[1], None, "cannot be deleted: it is null, or others refer to it", "Leave it out.")
-        return _no_such_key(match[1])
+        words = ["distill-run", "-m", *(["hydra/sweeper=optuna"] if values.startswith("interval") else [])]
+        remedy = "One run for each value: " + command(shlex.join([*words, f"{key}={values}"]))
+        return UserError(key, values, "has several values", remedy + ". A list takes brackets.")
+    if match := re.search(r"(?:override|Could not delete(?: from config\.)?|nterpolation key|Key) '([^'@]+)'", text):
+        return _no_such_key(match[1], overrides)
     if match := re.search(r"already at '(\S+)'|Multiple values for (\S+)\.|^(\S+) appears more than once", text):
+        added = [key for key, _, _ in (text[1:].partition("=") for text in overrides if text[0] == "+") if choices(key)]
         remedy = "Leave out a plus sign; in the defaults of a file, write override before the name."
-        return UserError(match[match.lastindex or 0], None, "is in the configuration already", remedy)
+        return UserError([*added, match[match.lastindex or 0]][0], None, "is in the configuration already", remedy)
     if isinstance(error, OSError) and error.filename:
         remedy = "Work in a folder that you may write to, or set hydra.run.dir and store.dir."
         return UserError(str(error.filename), None, error.strerror or "cannot be used", remedy)
+    if match := re.match(r"Error merging override ([^=]+)=(.*)", text):
+        return UserError(match[1], match[2], f"cannot be set: {first_line(error.__cause__ or error)}", HELP)
     first, *rest = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return UserError(error.full_key, None, re.sub(r"^\w+ raised while resolving interpolation: ", "", first))
@@ -100,6 +96,8 @@ def user_facing_error(
     """
     if not isinstance(error, UserError):
         return explain(error, overrides) or error
+    if error.problem == "needs a value" and f"~{error.key}" in overrides:
+        return _no_such_key(error.key, overrides)
     if not error.key.startswith("stages."):
         return error
     parent, stage = error.key.rpartition(".")[0], error.key.split(".")[1]
@@ -142,8 +140,19 @@ def _no_such_choice(file: str, names: Sequence[str], overrides: Sequence[str]) -
     return UserError(group, name, "there is no such choice", remedy)
 
 
-def _no_such_key(key: str) -> UserError:
-    keys = configuration_keys()
+def _no_such_key(key: str, overrides: Sequence[str]) -> UserError:
+    keys, folder = configuration_keys(), own_folder()
+    for text in overrides:
+        place, _, value = text.lstrip("+~").partition("=")
+        if not f"{key}.".startswith(f"{place}.") and f"{place}.{key}" not in keys:
+            continue
+        if text[0] == "~" and place in keys:
+            return UserError(f"~{place}", None, "cannot be deleted: it is null, or others refer to it", "Leave it out.")
+        file = (folder or Path()) / place / f"{value}.yaml"
+        if folder and file.is_file() and "defaults" not in file.read_text(encoding="utf-8"):
+            remedy = f"Begin it with a list of files that it changes: 'defaults: [<a {place}>, _self_]'."
+            problem = f"has no defaults, and lacks {key.removeprefix(f'{place}.')}"
+            return UserError(f"{place}/{file.name}", None, problem, remedy)
     owners, name = keys.get(key, []), key.rpartition(".")[2]
     if owners == [key]:
         problem = "is a group that the chosen configuration does not have"
@@ -155,5 +164,7 @@ def _no_such_key(key: str) -> UserError:
         return UserError(key, None, "the chosen configuration has no such key", remedy)
     if name == "beta":
         return UserError(key, None, "is derived: beta = 1 - eta - lambda", "Set loss.eta and loss.lambda.")
-    remedy = f"Did you mean '{OTHER_WORDS[name]}'?" if name in OTHER_WORDS else suggestion(key, keys) or HELP
+    of_group = (other for other in keys if other.startswith(key.partition(".")[0]) and other.endswith(f".{name}"))
+    option = next(of_group, OTHER_WORDS.get(name))
+    remedy = f"Did you mean '{option}'?" if option else suggestion(key, keys) or HELP
     return UserError(key, None, "there is no such key or group", remedy)

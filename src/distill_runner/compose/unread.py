@@ -70,11 +70,12 @@ def unread_settings(
     lines = []
     for key, value, adds, file in _settings(config, overrides, choice_of or {}):
         group = key.partition(".")[0]
-        is_of_sweep = group == "sweep" and not (is_point or adds or file)
+        is_of_sweep = group in ("sweep", "frontier") and not (is_point or file)
         if (group in NOT_OF_STAGES and not is_of_sweep) or DESCRIBING & {*key.split(".")} or is_read(key):
             continue
         if adds and group != "stages" and key not in configuration_keys():
-            raise UserError(key, None, "there is no such key", suggestion(key, configuration_keys()))
+            remedy = suggestion(key, configuration_keys()) or "See distill-run --help."
+            raise UserError(key, None, "there is no such key", remedy)
         hint = f"; did you mean {group}={value}?" if key != group and value in choices(group) else ""
         hint = "; does its first line say # @package _global_?" if group == "experiment" and (adds or file) else hint
         place = f" in {file}" if file else ""

@@ -259,9 +259,8 @@ def searches(results: Iterable[Result]) -> "pd.DataFrame":
         names = [name for name in names if name != weights[0]]
     copies = {name for name in names if runs[name].equals(runs.get(name.partition(".")[2]))}
     counts = runs.groupby("label")[[*dict.fromkeys(names)]].nunique().max()
-    return runs[
-        ["label", "task", "metric", "score", *(name for name in counts[counts > 1].index if name not in copies)]
-    ]
+    varied = [name for name in counts[counts > 1].index if name not in copies]
+    return runs[["label", "task", "metric", "score", *varied]]
 
 
 def hyper_parameter_figure(runs: "pd.DataFrame") -> "Figure":

@@ -150,8 +150,7 @@ def reasons(table: ResultTable) -> list[str]:
     """Return why runs have not finished; runs with the same row, task, status and cause share a line."""
     groups: dict[tuple[str, str, str, str], list[object]] = {}
     for name, run in table.unfinished:
-        cause = str(run.get("error") or "").partition("\n")[0]
-        cause = cause or RESUMED.get(run["status"], "")
+        cause = str(run.get("error") or "").partition("\n")[0] or RESUMED.get(run["status"], "")
         groups.setdefault((name, run["task"], run["status"], cause), []).append(run["seed"])
     sentences = []
     for (name, task, status, cause), seeds in groups.items():
@@ -422,13 +421,9 @@ def as_csv(table: ResultTable) -> str:
 
 def template(name: str) -> Template:
     """Return one of the package's templates; values are escaped in those of HTML."""
-    environment = Environment(
-        loader=PackageLoader("distill_runner.report"),
-        autoescape=select_autoescape(),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=name.endswith(".tex.jinja"),
-    )
+    loader = PackageLoader("distill_runner.report")
+    environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
+    environment.keep_trailing_newline = name.endswith(".tex.jinja")
     environment.filters |= {"without_paths": without_paths, "tex": _escaped}
     return environment.get_template(name)
 

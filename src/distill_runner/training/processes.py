@@ -85,8 +85,7 @@ class ProcessGroup:
         """
         if self.size == 1:
             return list(flags), counts
-        message = torch.tensor(flags, dtype=torch.int64)
-        message = message if counts is None else torch.cat([message, counts])
+        message = torch.cat([torch.tensor(flags, dtype=torch.int64), *([] if counts is None else [counts])])
         with worker_errors():
             dist.all_reduce(message)
         return [bool(vote) for vote in message[: len(flags)]], None if counts is None else message[len(flags) :]
