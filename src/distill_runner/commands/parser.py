@@ -131,13 +131,11 @@ def _analyze(parser: Parser) -> None:
     parser.add_argument("what", choices=_ANALYSES, help="kind of analysis; see below")
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file of the picture: .png, .pdf or .svg")
-    example = "attention: example of the validation split, counted from 0"
-    parser.add_argument("--example", type=int, default=0, help=example)
+    parser.add_argument("--example", type=int, default=0, help="attention: example of the validation split, from 0")
     parser.add_argument("--head", type=int, default=0, help="attention: attention head, counted from 0")
     layers = "alpha, states: student layers (default: 1; all with a teacher layer)"
     parser.add_argument("--layers", type=int, nargs="+", help=layers)
-    samples = "samples, alpha, states: number of examples (default: 4, 10 and 100)"
-    parser.add_argument("--samples", type=int, help=samples)
+    parser.add_argument("--samples", type=int, help="samples, alpha, states: number of examples (default: 4, 10, 100)")
 
 
 @_subcommand("predict:predict")
@@ -149,9 +147,7 @@ def _predict(parser: Parser) -> None:
       distill-run predict distilbert/distilbert-base-uncased-finetuned-sst-2-english new.jsonl --out predictions.csv
     """
     parser.add_argument("folder", help=_MODEL)
-    formats = (
-        "CSV, TSV, JSON, JSON lines or Parquet, with the task's columns; .conll; or .txt, with a text in each line"
-    )
+    formats = "CSV, TSV, JSON, JSON lines or Parquet, with the task's columns; .conll; or .txt, a text in each line"
     parser.add_argument("file", type=Path, help=formats)
     parser.add_argument("--encoding", metavar="NAME", help="encoding of the file, such as cp1252 (default: UTF-8)")
     _add_out(parser, "CSV file to write, JSON lines or .conll for labels of words (default: standard output)")
@@ -213,8 +209,7 @@ def _store(parser: Parser) -> None:
     folder = os.path.expanduser(os.environ.get("DISTILL_STORE_DIR") or "outputs/store")
     parser.add_argument("--store", default=folder, help="folder of the store (default: %(default)s)")
     parser.add_argument("--kind", action="append", default=[], help="all artifacts of this kind, such as checkpoints")
-    key = "one artifact, by the first digits of its key; may be repeated"
-    parser.add_argument("--key", action="append", default=[], help=key)
+    parser.add_argument("--key", action="append", default=[], help="one artifact, by the first digits of its key")
     parser.add_argument("--unused", action="store_true", help="artifacts that no finished run in --runs was made from")
     parser.add_argument("--damaged", action="store_true", help="artifacts whose files have changed")
     parser.add_argument("--partial", action="store_true", help="unfinished artifacts, with which a run may go on")

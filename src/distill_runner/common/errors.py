@@ -233,7 +233,7 @@ def suggestion(name: Any, candidates: Iterable[Any]) -> str:
 
 def similar_file(path: Path) -> Path | None:
     """Return the file or folder beside ``path`` whose name is most like it; None if none is."""
-    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    names = [name for name in os.listdir(path.parent) if name != path.name] if path.parent.is_dir() else []
     return next((path.with_name(name) for name in difflib.get_close_matches(path.name, names, 1, 0.8)), None)
 
 
@@ -245,7 +245,7 @@ def require_file(key: str, path: Path) -> None:
     if not path.is_file():
         problem = "is not a file that can be read" if path.exists() else "there is no such file"
         similar = similar_file(path)
-        raise UserError(key, path, problem, f"Did you mean {similar}?" if similar and similar != path else "")
+        raise UserError(key, path, problem, f"Did you mean {similar}?" if similar else "")
 
 
 def message_and_exit_code(error: BaseException) -> tuple[str, int]:

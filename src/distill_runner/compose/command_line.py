@@ -21,6 +21,7 @@ LISTS = (
     r"|teacher_vectors|sources|classes|betas|milestones|prefixes|tags|where)|task\.resize"
 )
 """Options that hold a list, which a grid does not vary."""
+KEY = re.compile(r"(~|\+{0,2})\w[\w-]*([./@:][\w-]+)*")
 UNQUOTED = r"^(choice|range|interval|glob|shuffle|sort|tag|extend_list)\(|(?<!^)[\[\]{}\"]"
 """Values that are no text even if Hydra cannot read them: its functions, and brackets or quotes within."""
 OPTUNA = (
@@ -115,7 +116,8 @@ def quoted(override: str) -> str:
     except HydraException:
         opening, inner, closing = value[:1], value[1:-1], value[-1:]
         is_list = (opening, closing) == ("[", "]")
-        if equals and (is_list or opening not in "[{'\"") and not re.search(UNQUOTED, value[:-1]):
+        is_text = (is_list or opening not in "[{'\"") and not re.search(UNQUOTED, value[:-1])
+        if equals and KEY.fullmatch(key) and is_text:
             escaped = (part.strip().replace("'", r"\'") for part in (inner if is_list else value).split(","))
             text = ",".join(f"'{part}'" for part in escaped)
             return f"{key}=[{text}]" if is_list else f"{key}={text}"

@@ -15,6 +15,7 @@ from yaml import MarkedYAMLError, YAMLError, safe_load
 from distill_runner.common.errors import UserError, causes, command, first_line, override, root_cause, suggestion
 from distill_runner.common.files import resource_error
 from distill_runner.common.hub import is_hub_id
+from distill_runner.compose.command_line import KEY
 from distill_runner.compose.folders import choices, configuration_keys, own_folder
 from distill_runner.compose.resolvers import inherit_stages
 
@@ -54,7 +55,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
         return None
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
-        if not equals or key.startswith("-") or " " in key:
+        if not equals or not KEY.fullmatch(key):
             return UserError(error.override, None, "is not of the form <key>=<value>", HELP)
         remedy = "Brackets and quotes come in pairs, or the text is in quotes; in the shell, quote the whole override: "
         remedy += override(key, ["<a>", "<b>"] if value[:1] == "[" else value.strip("'\""))
@@ -70,7 +71,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
         words = ["distill-run", "-m", *(["hydra/sweeper=optuna"] if values.startswith("interval") else [])]
         remedy = "One run for each value: " + command(shlex.join([*words, f"{key}={values}"]))
         return UserError(key, values, "has several values", remedy + ". A list takes brackets.")
-    if match := re.search(r"(?:override|Could not delete(?: from config\.)?|nterpolation key|Key) '([^'@]+)'", text):
+    if match := re.search(r"(?:Could not (?:override|delete(?: from config\.)?)|[Kk]ey) '([^'@]+)", text):
         return _no_such_key(match[1], overrides)
     if match := re.search(r"already at '(\S+)'|Multiple values for (\S+)\.|^(\S+) appears more than once", text):
         added = [key for key, _, _ in (text[1:].partition("=") for text in overrides if text[0] == "+") if choices(key)]

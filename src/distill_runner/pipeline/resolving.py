@@ -113,7 +113,7 @@ class _Resolver:
             source_stage = self.resolve(source_name, ".model.source", model.source, (*dependents, name))
         elif model.source:
             model_source = resolve_source(model.source)
-        tokenizer = _tokenizer(config, source_stage, model_source)
+        tokenizer = _tokenizer(name, config, source_stage, model_source)
         if model.source is None and isinstance(tokenizer, ModelSource):
             model = with_padding(model, tokenizer.name, tokenizer.tokenizer_traits.padding_id)
         elif model.source is None and tokenizer == CORPUS:
@@ -142,7 +142,7 @@ class _Resolver:
 # Models and tokenizers
 
 
-def _tokenizer(config: StageConfig, source: Stage | None, model_source: ModelSource | None) -> Tokenizer:
+def _tokenizer(name: str, config: StageConfig, source: Stage | None, model_source: ModelSource | None) -> Tokenizer:
     """Return the tokenizer of a stage.
 
     Raises:
@@ -161,7 +161,8 @@ def _tokenizer(config: StageConfig, source: Stage | None, model_source: ModelSou
             config.task.check(read_shape(config.model))  # a model of images has none
         remedy = "Take a model's, " + override("student.tokenizer", "google-bert/bert-base-uncased")
         remedy += ", or a student that has one: " + override("student", "fresh_tiny")
-        raise UserError(".model.tokenizer", None, "a model with new weights needs a tokenizer", remedy)
+        remedy = "Name a model: " + override("teacher.source", "<folder or hub id>") if name == "teacher" else remedy
+        raise UserError(".model.source", None, "a model with new weights needs a tokenizer", remedy)
     return tokenizer
 
 
@@ -236,16 +237,17 @@ def _require_labels_and_weights(stage: Stage) -> None:
     config, task, corpus = stage.config, stage.config.task, stage.config.corpus
     column = task.weight_column if task and config.optim.epochs != 0 else None
     if config.method.reads_labels - stage.labels:
+        remedy = "Learn from predictions alone: " + override("method", "kd") + ", or "
         if config.transfer is not None:
-            remedy = "Learn from predictions alone: " + override("method", "kd") + ", or "
             remedy += override("transfer", "labeled")
             raise UserError("transfer", None, "its examples have no labels, but this method reads labels", remedy)
         if corpus is not None:
             remedy = override("corpus.examples", "pairs") + ", or without this loss " + override("pretraining", "mlm")
             raise UserError("corpus.examples", corpus.examples, "this method reads pairs of sentences", remedy)
         problem = f"split '{stage.task.train}' has no gold labels, but this method reads them"
-        remedy = "Learn from predictions alone: " + override("method", "kd")
-        remedy += ", or " + override("method", "rkd", "loss.eta", 1) + "."
+        remedy += override("method", "rkd", "loss.eta", 1) + "."
+        if stage.name == "teacher":  # which is trained on them whatever the method
+            remedy = "Take its predictions, " + override("teacher", "labels") + ", or one that is fine-tuned already."
         raise UserError("task.label", format_typed(stage.task.label_columns), problem, remedy)
     if column is not None and config.transfer is not None:
         problem = "is a column of the task's training examples, but the stage trains on a transfer set"
