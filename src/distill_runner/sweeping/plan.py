@@ -225,18 +225,10 @@ class Estimator:
         device, model, (teacher, matrices) = self.pipeline.device, self._random(stage), self._teacher(stage)
         clock = time.perf_counter if device.torch.type == "cuda" else time.thread_time
         with TemporaryDirectory() as folder:
-            training = Training(
-                model,
-                replace(stage, config=stage.config.model_copy(update={"method": all_layers})).build_method(),
-                self.pipeline.inputs.data(stage),
-                teacher,
-                optim=optim,
-                seed=0,
-                device=device,
-                runtime=self.pipeline.runtime,
-                folder=Path(folder),
-                log_metrics=no_log(stage.name),
-            )
+            method = replace(stage, config=stage.config.model_copy(update={"method": all_layers})).build_method()
+            options: dict[str, Any] = {"optim": optim, "seed": 0, "device": device, "runtime": self.pipeline.runtime}
+            options |= {"folder": Path(folder), "log_metrics": no_log(stage.name)}
+            training = Training(model, method, self.pipeline.inputs.data(stage), teacher, **options)
             seconds = list[float]()
             for update in training.rest_of_epoch():
                 started = clock()

@@ -41,6 +41,8 @@ _WORDS = {"and", "or", "not", "in", "is", "if", "else", "True", "False", "None"}
 _ABSENT = object()
 TOO_DEEP = (RecursionError, MemoryError)
 """Errors of Python's parser for a condition that is nested too deeply."""
+SUBDIR = "hydra.sweep.subdir"
+NO_SUBDIR = "Leave it out, or " + override(SUBDIR, "${hydra.job.override_dirname}")
 MAX_PRINTED = 200
 """Characters of a condition that a message repeats."""
 
@@ -281,12 +283,17 @@ def expand(
         else:
             first[point.key] = point
             grid.points.append(point)
+    if len({point.folder for point in grid.points}) < len(grid.points):
+        raise UserError(SUBDIR, None, "names one folder for several points", NO_SUBDIR)
     return grid
 
 
 def _point(overrides: Sequence[str], config: DictConfig) -> GridPoint:
     """Return the point with the composed configuration ``config``, whose node ``hydra`` is removed."""
-    folder = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir).absolute()
+    try:
+        folder = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir).absolute()
+    except (OmegaConfBaseException, ValueError) as error:
+        raise UserError(SUBDIR, None, "is known in a job alone; a repeated sweep has others", NO_SUBDIR) from error
     all_overrides = config.hydra.overrides.task
     with open_dict(config):
         del config["hydra"]  # some of its values exist only in a job
