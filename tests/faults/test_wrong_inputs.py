@@ -113,7 +113,7 @@ def check_refused(ended: Ended, words: str) -> None:
 
 
 def replaced(typed: str, offer: Sequence[str]) -> bool:
-    """Whether an offer sets what was typed, or a part of it."""
+    """Whether an offer sets what was typed, or a part of it, and so takes its place."""
     return any(f"{part.partition('=')[0]}.".startswith(f"{typed.lstrip('+').partition('=')[0]}.") for part in offer)
 
 

@@ -56,7 +56,7 @@ def distill_run(folder: Path, *arguments: str) -> Ended:
 
 
 def check_offers(repeat: Callable[..., Ended], ended: Ended) -> None:
-    """Append what an error offers to its command: a result or another refusal, never the same one or an unknown key.
+    """Type what an error offers: a result or another refusal, never the same one or an unknown key.
 
     What only the user knows is in angle brackets.
     """

@@ -56,7 +56,7 @@ def explain(error: BaseException, overrides: Sequence[str]) -> UserError | None:
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
         if not equals or not KEY.fullmatch(key):
-            return UserError(error.override, None, "is not of the form <key>=<value>", HELP)
+            return UserError(f".{error.override}", None, "is not of the form <key>=<value>", HELP)  # a first dot is cut
         remedy = "Brackets and quotes come in pairs, or the text is in quotes; in the shell, quote the whole override: "
         remedy += override(key, ["<a>", "<b>"] if value[:1] == "[" else value.strip("'\""))
         return UserError(key, value, "cannot be read", remedy)

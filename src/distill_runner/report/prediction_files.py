@@ -95,7 +95,7 @@ class Values:
                     problem = f"has the column '{name}' in another order than {gold.file}, and neither names ids"
                     raise UserError("--predictions", self.file, problem, ID_OR_ORDER)
                 other = sum(map(ne, own, of_gold))
-                text += f", {other:,} of which have another '{name}' in {gold.file}" if other else ""
+                text += f", but '{name}' differs from {gold.file} in {other:,} of {len(rows):,}" if other else ""
             return replace(self, text=text)
         if self.may_be_rows and self.ids == rows != expected:
             problem = f"numbers its rows, which may be their order, or ids that {gold.file} has in another order"

@@ -290,10 +290,10 @@ def expand(
 
 def _point(overrides: Sequence[str], config: DictConfig) -> GridPoint:
     """Return the point with the composed configuration ``config``, whose node ``hydra`` is removed."""
-    try:
-        folder = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir).absolute()
-    except (OmegaConfBaseException, ValueError) as error:
-        raise UserError(SUBDIR, None, "is known in a job alone; a repeated sweep has others", NO_SUBDIR) from error
+    raw: Any = OmegaConf.to_container(config.hydra.sweep, resolve=False)
+    if re.search(r"\$\{hydra:|hydra\.job\.(num|id)\b", str(raw["subdir"])):
+        raise UserError(SUBDIR, None, "is known in a job alone; a repeated sweep has others", NO_SUBDIR)
+    folder = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir).absolute()
     all_overrides = config.hydra.overrides.task
     with open_dict(config):
         del config["hydra"]  # some of its values exist only in a job
