@@ -14,7 +14,7 @@ from PIL import Image
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.image_splits import ImageSplit, augment_images, crop_and_flip, draw_augmentation
-from distill_runner.datasets.images import Augment, Decoding, decode_images
+from distill_runner.datasets.images import Augment, decode_images
 
 CIFAR = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
 
@@ -31,9 +31,9 @@ def encoded(pixels: np.ndarray, form: str = "PNG", mode: str | None = None) -> b
 
 def read(tmp_path: Path, values: list[Any], **how: Any) -> np.ndarray:
     file = tmp_path / "images.npy"
-    decode_images(values, Decoding(**how), "train", "img", file)
-    found: np.ndarray = np.load(file)
-    return found
+    options: dict[str, Any] = {"mode": "RGB", "convert": False, "resize": None}
+    decode_images(values, "train", "img", file, **options | how)
+    return np.asarray(np.load(file))
 
 
 def refusal(tmp_path: Path, values: list[Any], **how: Any) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Mode = Literal["RGB", "L"]
+_Size = tuple[int, int] | None
 CHANNELS: dict[Mode, int] = {"RGB": 3, "L": 1}
 _CONVERTIBLE_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")
 """Pillow's 8-bit modes. Pillow would clip images of 16 bits instead of scaling their values."""
@@ -30,21 +31,6 @@ LINE = 15
 """Height of a line of a caption, in pixels."""
 COLUMNS = 8
 """Images in a row of a contact sheet."""
-
-
-class Decoding(Schema):
-    """Decoding of images. Mode and size are never guessed.
-
-    Args:
-        mode: ``RGB``, or ``L`` for gray images of one channel. Images of another mode are an error.
-        convert: convert images of another mode to ``mode`` instead; transparency is lost.
-        resize: [height, width] to which all images are scaled (bilinear, antialiased, aspect ratio not kept). ``null``
-            does not scale; all images must then have the same size.
-    """
-
-    mode: Mode = "RGB"
-    convert: bool = False
-    resize: tuple[int, int] | None = None
 
 
 class Augment(Schema):
@@ -59,13 +45,16 @@ class Augment(Schema):
     flip: bool = False
 
 
-def decode_images(values: Sequence[Any], decoding: Decoding, split: str, column: str, file: Path) -> None:
+def decode_images(
+    values: Sequence[Any], split: str, column: str, file: Path, mode: Mode, convert: bool, resize: _Size
+) -> None:
     """Write the images of a split as uint8 (N, H, W, C) to ``file``; only one image is in memory at a time.
 
     Args:
         values: for each image, its bytes, ``{"bytes": .., "path": ..}`` as on the hub, or its path.
         split: name of the split, for messages.
         column: name of the column of the images, for messages.
+        mode, convert, resize: as in ``ImagesTask``; mode and size are never guessed.
     Raises:
         UserError: a row has no image, or its image cannot be decoded or has another mode or size. The message names
             the row.
@@ -75,7 +64,7 @@ def decode_images(values: Sequence[Any], decoding: Decoding, split: str, column:
         path = value.get("path") if isinstance(value, dict) else None
         path = f"{value.parent.name}/{value.name}" if isinstance(value, Path) else path
         where = f"row {row} of split '{split}'" + (f" ({path})" if path else "")
-        pixels = np.asarray(_convert(_open_image(value, where, column), decoding, where), dtype=np.uint8)
+        pixels = np.asarray(_convert(_open_image(value, where, column), where, mode, convert, resize), dtype=np.uint8)
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
         if array is None:
             array = np.lib.format.open_memmap(file, "w+", np.uint8, (len(values), *pixels.shape))
@@ -109,24 +98,24 @@ def _open_image(value: Any, where: str, column: str) -> "Image":
         raise UserError("task.columns", f"[{column}]", problem, "Repair or remove such rows.") from error
 
 
-def _convert(image: "Image", decoding: Decoding, where: str) -> "Image":
-    """Return the image in the mode and size of ``decoding``."""
+def _convert(image: "Image", where: str, mode: Mode, convert: bool, resize: _Size) -> "Image":
+    """Return the image in a mode and size."""
     from PIL.Image import Resampling
 
-    if image.mode != decoding.mode:
+    if image.mode != mode:
         if image.mode not in _CONVERTIBLE_MODES:
             problem = f"{where} has Pillow's mode {image.mode}, which does not have 8 bits per channel"
-            raise UserError("task.mode", decoding.mode, problem, "Save such images with 8 bits per channel.")
-        if not decoding.convert:
+            raise UserError("task.mode", mode, problem, "Save such images with 8 bits per channel.")
+        if not convert:
             names = {"L": "gray (mode L)", "RGB": "in color (mode RGB)"}
             problem = f"{where} is {names.get(image.mode, f'of mode {image.mode}')}"
-            remedy = override("task.convert", True) + f" converts every image to {decoding.mode}."
+            remedy = override("task.convert", True) + f" converts every image to {mode}."
             if image.mode in CHANNELS:
                 remedy += " Do all images have that mode? " + override("task.mode", image.mode)
-            raise UserError("task.mode", decoding.mode, problem, remedy)
-        image = image.convert(decoding.mode)
-    if decoding.resize and image.size[::-1] != decoding.resize:
-        image = image.resize(decoding.resize[::-1], Resampling.BILINEAR)
+            raise UserError("task.mode", mode, problem, remedy)
+        image = image.convert(mode)
+    if resize and image.size[::-1] != resize:
+        image = image.resize(resize[::-1], Resampling.BILINEAR)
     return image
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
 from distill_runner.common.errors import UserError, override
-from distill_runner.datasets.images import CHANNELS, Augment, Decoding, Mode
+from distill_runner.datasets.images import CHANNELS, Augment, Mode
 from distill_runner.datasets.readers.content import read_table
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.models.metadata import read_json
@@ -126,8 +126,8 @@ class ImagesTask(ClassificationTask):
     def write(self, folder: Path, examples: Any, tokenizer: Any) -> int:
         from distill_runner.datasets.images import decode_images
 
-        decoding = Decoding(mode=self.mode, convert=self.convert, resize=self.resize)
-        decode_images(examples.values, decoding, examples.split, self.columns[0], folder / "images.npy")
+        options = self.mode, self.convert, self.resize
+        decode_images(examples.values, examples.split, self.columns[0], folder / "images.npy", *options)
         if examples.labels is not None:
             np.save(folder / "labels.npy", examples.labels)
         return 0

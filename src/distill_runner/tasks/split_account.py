@@ -13,7 +13,6 @@ from distill_runner.datasets.near_copies import near_copies
 from distill_runner.datasets.readers.table import FileRecord, TableRecord
 from distill_runner.tasks.columns import percent
 
-"""Classes, files or columns that a line lists."""
 MANY_BLANK, MANY_SHARED = 0.01, 0.01
 """Shares of texts without words, and of validation images in the training data that would surprise."""
 
@@ -170,22 +169,19 @@ def _surprises(
             yield f"{account.blank:,} of {account.rows:,} examples of {name} have no text"
         if name == "train" or not {name, "train"} <= hashes.keys():
             continue
-        are_texts = hashes[name].ndim == 3
-        first, rows = (near_copies if are_texts else equal_rows)(hashes["train"], hashes[name])
-        count, total = len(np.unique(rows)), len(hashes[name])
-        share = f"{count:,} of {total:,} examples of {name} ({percent(count / total)}) are in the training data too"
-        if count and are_texts:
-            share += f", word for word or nearly: '{text_of(name, int(rows[0]))}', '{text_of('train', int(first[0]))}'"
-        if count > (0 if are_texts else MANY_SHARED * total):
-            yield share
-
-
-def equal_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return pairs of equal hashes, one for each row of ``second`` that ``first`` has, as their numbers."""
-    names, place = np.unique(first, return_index=True)
-    position = np.searchsorted(names, second).clip(max=len(names) - 1)
-    rows = np.flatnonzero(names[position] == second)
-    return place[position[rows]], rows
+        own, of_train = hashes[name], hashes["train"]
+        total, copies = len(own), ""
+        if own.ndim == 3:  # sketches of texts
+            first, rows = near_copies(of_train, own)
+            count, usual = len(np.unique(rows)), 0.0
+            if count:
+                pair = text_of(name, int(rows[0])), text_of("train", int(first[0]))
+                copies = f", word for word or nearly: '{pair[0]}', '{pair[1]}'"
+        else:
+            count, usual = int(np.isin(own, of_train).sum()), MANY_SHARED * total
+        if count > usual:
+            share = f"{count:,} of {total:,} examples of {name} ({percent(count / total)})"
+            yield f"{share} are in the training data too{copies}"
 
 
 def lengths_line(accounts: Mapping[str, SplitAccount]) -> AccountLine | None:
