@@ -6,7 +6,7 @@ piece by piece, so that a corpus may be larger than memory.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
@@ -224,17 +224,11 @@ def write_examples(folder: Path, corpus: Corpus, split: SplitName, tokenizer: An
 
 def _append(examples: list[Example], special_tokens: SpecialTokens, files: Mapping[str, ArrayFile]) -> None:
     """Append examples, framed by special tokens, to the arrays."""
-    parts, lengths = list[Any](), list[int]()
-    for first, second, _ in examples:
-        texts = [first] if second is None else [first, second]
-        frame: Sequence[list[int]] = special_tokens.single if second is None else special_tokens.pair
-        parts += [part for pair in zip(frame, texts, strict=False) for part in pair] + [frame[-1]]
-        lengths += [len(frame[0]) + len(first) + len(frame[1]), *(len(text) + len(frame[2]) for text in texts[1:])]
-    start, num_segments = files["ids"].size, len(lengths) // len(examples)
-    files["ids"].append(np.concatenate(parts))
-    files["offsets"].append(start + np.cumsum(np.reshape(lengths, (-1, num_segments)).sum(1)))
+    ids, segments = zip(*(special_tokens.add_to(first, second) for first, second, _ in examples), strict=True)
+    files["offsets"].append(files["ids"].size + np.cumsum([*map(len, ids)]))
+    files["ids"].append(np.concatenate(ids))
     if "labels" in files:
-        files["segments"].append(np.repeat(np.tile([0, int(special_tokens.segment_ids)], len(examples)), lengths))
+        files["segments"].append(np.concatenate(segments))
         files["labels"].append([label for _, _, label in examples])
 
 
