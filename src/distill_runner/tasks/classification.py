@@ -179,33 +179,29 @@ class ClassificationTask(TextTask):
             if isinstance(number, int) and not (in_data is None and (are_numbers or isinstance(number, bool))):
                 name = dict(enumerate(labels if in_data is None else in_data)).get(number, f"number {number}")
             if normalized_label(name) not in index:
-                own = sorted({str(as_int(other)) for other in values})
-                columns = None if self.answers else self.prediction_columns
-                raise unknown_label(labels, name, in_data or own, self.label, split, columns)
+                raise self._unknown_label(name, in_data or sorted({str(as_int(other)) for other in values}), split)
             codes[value] = index[normalized_label(name)]
         return np.array([codes[value] for value in values], dtype=np.int64)
 
+    def _unknown_label(self, name: str, in_data: list[str], split: str) -> UserError:
+        """Return the error for a label that is not among the task's; the remedy adds those of the split to them.
 
-def unknown_label(
-    labels: list[str], name: str, in_data: list[str], column: str, split: str, columns: list[str] | None = None
-) -> UserError:
-    """Return the error for a label that is not among the labels; the remedy adds those of the split to them.
-
-    Args:
-        in_data: all labels of the split.
-        columns: columns of scores, of which there is one for each class.
-    """
-    problem = f"split '{split}' has the label {name!r}, which is not among these labels"
-    own = set(map(normalized_label, labels))
-    new = [other for other in in_data if normalized_label(other) not in own]
-    names = in_data if len(new) == len(in_data) else [*labels, *new]
-    remedy: str = override("task.labels", names)
-    if len(names) > MAX_CLASSES:
-        remedy = f"Is the column {column} an id? It has {len(in_data):,} different values. Or name all in task.labels."
-    elif columns and len(columns) == len(labels):
-        remedy = f"The data have {format_typed(in_data)}; in the order of the columns: "
-        remedy += override("task.labels", [f"<that of {column}>" for column in columns])
-    elif names is in_data:
-        remedy = "Do all splits have the same labels? " + remedy
-    label_list = format_typed(labels) if len(labels) <= MAX_CLASSES else f"[{listed_names(labels)}]"
-    return UserError("task.labels", label_list, problem, remedy)
+        Args:
+            in_data: all labels of the split.
+        """
+        problem = f"split '{split}' has the label {name!r}, which is not among these labels"
+        labels, columns = self.names, self.probabilities or self.logits or []  # of scores, one for each class
+        own = set(map(normalized_label, labels))
+        new = [other for other in in_data if normalized_label(other) not in own]
+        names = in_data if len(new) == len(in_data) else [*labels, *new]
+        remedy: str = override("task.labels", names)
+        if len(names) > MAX_CLASSES:
+            remedy = f"Is the column {self.label} an id? It has {len(in_data):,} different values."
+            remedy += " Or name all in task.labels."
+        elif len(columns) == len(labels):
+            remedy = f"The data have {format_typed(in_data)}; in the order of the columns: "
+            remedy += override("task.labels", [f"<that of {column}>" for column in columns])
+        elif names is in_data:
+            remedy = "Do all splits have the same labels? " + remedy
+        label_list = format_typed(labels) if len(labels) <= MAX_CLASSES else f"[{listed_names(labels)}]"
+        return UserError("task.labels", label_list, problem, remedy)
