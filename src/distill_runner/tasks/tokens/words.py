@@ -28,8 +28,9 @@ from distill_runner.tasks.tokens.tags import TagSet
 
 Ranges = Sequence[tuple[int, int]]
 """Characters of each word, the last one excluded."""
-Pieces = tuple[np.ndarray, np.ndarray, Ranges]
-"""Tokens of a sentence without special tokens: ids (P,), word of each (P,), -1 for none, and ranges of the words."""
+Pieces = tuple[np.ndarray, np.ndarray, Ranges, int]
+"""Tokens of a sentence without special tokens: ids (P,), word of each (P,), -1 for none; ranges of the words, and how
+many of these are read as the unknown token."""
 FILES: dict[str, Any] = dict.fromkeys(("offsets", "head_offsets", "first_outputs", "bounds"), np.int64)
 FILES |= {"segments": np.int8} | dict.fromkeys(("ids", "heads", "begins", "ends", "tags", "head_tags"), np.int32)
 """Name of an array -> its type."""
@@ -108,12 +109,14 @@ def write_words(
     require_offsets(tokenizer)
     frame = SpecialTokens.from_tokenizer(tokenizer)
     capacity, prefix = frame.max_text_tokens(max_length, pair=False), len(frame.single[0])
-    divider, tagger, num_long = _Divider(tokenizer), _Tagger(sentences, tagset, misaligned), 0
+    tagger, num_unknown, num_long = _Tagger(sentences, tagset, misaligned), 0, 0
     dtypes = {name: dtype for name, dtype in FILES.items() if sentences.is_labeled or "tags" not in name}
     with array_files(folder, dtypes) as files:
         for name in ("offsets", "head_offsets", "bounds"):
             files[name].append([0])
-        for sentence, (ids_P, words_P, ranges) in zip(sentences.items, divider.divide(sentences.items), strict=True):
+        divided = _divided(sentences.items, tokenizer)
+        for sentence, (ids_P, words_P, ranges, unknown) in zip(sentences.items, divided, strict=True):
+            num_unknown += unknown
             begins, ends = np.array(ranges, dtype=np.int32).reshape(-1, 2).T
             files["begins"].append(begins)
             files["ends"].append(ends)
@@ -145,7 +148,7 @@ def write_words(
             problem = f"no sentence of split '{sentences.split}' has a word"
             raise UserError("task.columns", None, problem, "Name the column of the words, or another split.")
     remarks = {
-        f"words without a token are read as {tokenizer.unk_token}": divider.num_unknown,
+        f"words without a token are read as {tokenizer.unk_token}": num_unknown,
         f"sentences of more than {max_length} tokens are read in windows": num_long,
         f"spans that cut a word: task.misaligned={misaligned}, first {''.join(tagger.cut[:1])}": len(tagger.cut),
     }
@@ -210,40 +213,33 @@ def span_outputs(sentences: Sentences, split: Words, tagset: TagSet, misaligned:
     return outputs_NC[np.argsort(split.first_outputs)]
 
 
-class _Divider:
-    """Divides sentences into words and pieces."""
+def _divided(sentences: Sequence[Sentence], tokenizer: Any) -> Iterator[Pieces]:
+    """Yield the pieces of each sentence."""
+    of_texts, of_words = (_plain_tokenizer(tokenizer, has_prefix_space) for has_prefix_space in (False, True))
+    for first in range(0, len(sentences), EXAMPLES_PER_CALL):
+        portion = sentences[first : first + EXAMPLES_PER_CALL]
+        words = [sentence.word_texts() for sentence in portion if sentence.words is not None]
+        texts = [sentence.text for sentence in portion if sentence.words is None]
+        by_words = iter(of_words.encode_batch(words, is_pretokenized=True, add_special_tokens=False))
+        by_texts = iter(of_texts.encode_batch(texts, add_special_tokens=False))
+        for sentence in portion:
+            if sentence.words is None:
+                yield _pieces_of_text(sentence.text, next(by_texts))
+            else:
+                yield _pieces_of_words(sentence.words, next(by_words), tokenizer.unk_token_id)
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.num_unknown = tokenizer, 0
 
-    def divide(self, sentences: Sequence[Sentence]) -> Iterator[Pieces]:
-        of_texts, of_words = (_plain_tokenizer(self.tokenizer, has_prefix_space) for has_prefix_space in (False, True))
-        for first in range(0, len(sentences), EXAMPLES_PER_CALL):
-            portion = sentences[first : first + EXAMPLES_PER_CALL]
-            words = [sentence.word_texts() for sentence in portion if sentence.words is not None]
-            texts = [sentence.text for sentence in portion if sentence.words is None]
-            by_words = iter(of_words.encode_batch(words, is_pretokenized=True, add_special_tokens=False))
-            by_texts = iter(of_texts.encode_batch(texts, add_special_tokens=False))
-            for sentence in portion:
-                if sentence.words is None:
-                    yield _pieces_of_text(sentence.text, next(by_texts))
-                else:
-                    encoded = next(by_words)
-                    yield self._complete(encoded.ids, encoded.word_ids, sentence.words)
-
-    def _complete(self, ids: Sequence[int], words: Sequence[int], ranges: Ranges) -> Pieces:
-        """Return pieces with an unknown token for each word that has none."""
-        missing = np.setdiff1d(np.arange(len(ranges)), words)
-        ids_P, words_P = np.asarray(ids, dtype=np.int32), np.asarray(words, dtype=np.int64)
-        if len(missing):
-            unknown = self.tokenizer.unk_token_id
-            if unknown is None:
-                problem = "has no unknown token, and some words have no token that it knows"
-                raise UserError(".model.tokenizer", None, problem, "Remove empty words from the data.")
-            self.num_unknown += len(missing)
-            places = np.searchsorted(words_P, missing)
-            ids_P, words_P = np.insert(ids_P, places, unknown), np.insert(words_P, places, missing)
-        return ids_P, words_P, ranges
+def _pieces_of_words(ranges: Ranges, encoded: Any, unknown_id: int | None) -> Pieces:
+    """Return the pieces of words of the data, with an unknown token for each word that has none."""
+    ids_P, words_P = np.asarray(encoded.ids, dtype=np.int32), np.asarray(encoded.word_ids, dtype=np.int64)
+    missing = np.setdiff1d(np.arange(len(ranges)), words_P)
+    if len(missing):
+        if unknown_id is None:
+            problem = "has no unknown token, and some words have no token that it knows"
+            raise UserError(".model.tokenizer", None, problem, "Remove empty words from the data.")
+        places = np.searchsorted(words_P, missing)
+        ids_P, words_P = np.insert(ids_P, places, unknown_id), np.insert(words_P, places, missing)
+    return ids_P, words_P, ranges, len(missing)
 
 
 def _plain_tokenizer(tokenizer: Any, has_prefix_space: bool) -> Any:
@@ -280,4 +276,4 @@ def _pieces_of_text(text: str, encoded: Any) -> Pieces:
         words.append(len(ranges) - 1)
     has_text = np.array([begin < end for begin, end in ranges], dtype=bool)  # others are pieces of nothing but blanks
     words_P = np.where(has_text, np.cumsum(has_text) - 1, -1)[np.asarray(words, dtype=np.int64)]
-    return np.asarray(encoded.ids, dtype=np.int32), words_P, [own for own in ranges if own[0] < own[1]]
+    return np.asarray(encoded.ids, dtype=np.int32), words_P, [own for own in ranges if own[0] < own[1]], 0
