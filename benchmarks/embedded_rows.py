@@ -16,7 +16,6 @@ from typing import Any
 from distill_runner.datasets.embedded import (
     SPLITS,
     WORD_LABELS,
-    SplitName,
     embedded_passages,
     embedded_sentences,
     rows_file,
@@ -57,7 +56,7 @@ _CONTEXTS = {"train": 3, "validation": 1, "test": 1}
 # Classification tasks. Both labels are equally frequent.
 
 
-def _pairs(split: SplitName, rng: random.Random) -> list[tuple[Any, ...]]:
+def _pairs(split: str, rng: random.Random) -> list[tuple[Any, ...]]:
     """Return pairs of neighboring passages of a topic, and these pairs with second passages from other topics.
 
     In each column, every passage occurs equally often with both labels, so that one column alone predicts nothing.
@@ -81,7 +80,7 @@ def _pairs(split: SplitName, rng: random.Random) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _sentences(split: SplitName, rng: random.Random) -> list[tuple[Any, ...]]:
+def _sentences(split: str, rng: random.Random) -> list[tuple[Any, ...]]:
     """Return each sentence and a corrupted copy of it, whose words are replaced by words of the training topics.
 
     These words also occur in original sentences; a separate vocabulary would reveal corrupted sentences.
@@ -119,7 +118,7 @@ def _is_lower_case_word(word: str) -> bool:
 # Questions and labels of words.
 
 
-def _questions(split: SplitName, rng: random.Random) -> Iterator[tuple[Any, ...]]:
+def _questions(split: str, rng: random.Random) -> Iterator[tuple[Any, ...]]:
     """Yield a clause of a sentence as the answer, and the rest of the sentence as the question, in SQuAD's columns."""
     for topic, sentences in embedded_sentences(split).items():
         for number, sentence in enumerate(sentences):
@@ -139,7 +138,7 @@ def _questions(split: SplitName, rng: random.Random) -> Iterator[tuple[Any, ...]
                     yield topic, context, question, {"text": [match[1]], "answer_start": [start]}
 
 
-def _words(split: SplitName) -> Iterator[tuple[Any, ...]]:
+def _words(split: str) -> Iterator[tuple[Any, ...]]:
     """Yield the words of the sentences with a name in them, and numbers of ``WORD_LABELS``.
 
     Exceptions, statements, types and versions of Python are found by rule.
@@ -160,7 +159,7 @@ def _words(split: SplitName) -> Iterator[tuple[Any, ...]]:
             yield words, tags
 
 
-def table(name: str, split: SplitName) -> dict[str, list[Any]]:
+def table(name: str, split: str) -> dict[str, list[Any]]:
     """Return the columns of a split."""
     rng = random.Random(f"{name}:{split}")
     rows, columns = {

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertTokenizer, PreTrainedTokenizerFast, RobertaTokenizer, XLMRobertaTokenizer
 
-from distill_runner.datasets.embedded import SplitName, embedded_columns
+from distill_runner.datasets.embedded import embedded_columns
 
 BERT_NAMES = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
 ROBERTA_NAMES = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -15,7 +15,7 @@ TYPES = ("bert", "roberta", "modernbert", "xlm-roberta", "mmbert")
 
 
 @cache
-def texts(split: SplitName = "train") -> list[str]:
+def texts(split: str = "train") -> list[str]:
     """Lines of the documentation, with characters of several bytes between them."""
     lines = embedded_columns("text", split)[0]["text"][:400]
     return [f"{line} \u00e9t\u00e9 {number}" if number % 10 == 0 else line for number, line in enumerate(lines)]

@@ -16,12 +16,11 @@ import json
 import lzma
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
-SplitName = Literal["train", "validation", "test"]
-SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+SPLITS = ("train", "validation", "test")
 NAMES = ("pairs", "sentences", "questions", "words", "text", "digits")
 
 _FOLDER = Path(__file__).parent / "python_docs"
@@ -32,7 +31,7 @@ WORD_LABELS = ["O", *(f"{role}-{name}" for name in ("exception", "statement", "t
 _CLASS_NAMES = {"pairs": ["different", "same"], "sentences": ["corrupted", "original"], "words": WORD_LABELS}
 
 
-def embedded_columns(name: str, split: SplitName) -> tuple[dict[str, list[Any]], list[str] | None]:
+def embedded_columns(name: str, split: str) -> tuple[dict[str, list[Any]], list[str] | None]:
     """Return the columns of a split of an embedded dataset, and the names of its classes, if it has any.
 
     The columns are named as in the public datasets that they resemble: those of GLUE, SQuAD or an image dataset. The
@@ -72,13 +71,13 @@ def rows_file(name: str) -> Path:
 
 
 @cache
-def embedded_sentences(split: SplitName) -> dict[str, list[str]]:
+def embedded_sentences(split: str) -> dict[str, list[str]]:
     """Return the sentences of each topic of a split in reading order; no sentence occurs twice."""
     sentences: dict[str, list[str]] = json.loads(gzip.decompress(_SENTENCES.read_bytes()))[split]
     return sentences
 
 
-def embedded_passages(split: SplitName) -> dict[str, list[str]]:
+def embedded_passages(split: str) -> dict[str, list[str]]:
     """Return the passages of each topic of a split: consecutive sentences with at least 16 words in total.
 
     The last passage of a topic may be shorter.

@@ -49,10 +49,9 @@ def open_split(data: Dataset, split: str, download: bool = True) -> Iterator[Tab
         UserError: files or split are missing, damaged or empty, or the hub cannot be reached.
     """
     if is_embedded(data):
-        name = next((name for name in embedded.SPLITS if name == split), None)
-        if name is None:
+        if split not in embedded.SPLITS:
             raise missing_split(data, split, list(embedded.SPLITS), data.dataset)
-        columns, classes = embedded.embedded_columns(data.dataset.removeprefix(EMBEDDED), name)
+        columns, classes = embedded.embedded_columns(data.dataset.removeprefix(EMBEDDED), split)
         class_names = {} if classes is None else {list(columns)[-1]: classes}
         table = Table(data.dataset, {split: MemoryReader(columns, class_names)}, has_files=False)
         yield table
