@@ -1,5 +1,7 @@
 """The span head over all tokens of a packed batch against the model's own padded forward, and its losses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -19,9 +21,8 @@ def test_packed_is_padded_in_float64(family: str, tokens: TokenSplit) -> None:
     torch.manual_seed(1)
     model = AutoModelForQuestionAnswering.from_config(config_of(family, num_labels=2)).to(torch.float64).eval()
     batch = tokens.batch(range(12))
-    bounds = torch.cat([batch.starts, torch.tensor([len(batch.input_ids)])])
-    labels = torch.stack([(bounds.diff() - 1) // 3, (bounds.diff() - 1) // 2], dim=1)
-    batch = type(batch)(**{**vars(batch), "head_tokens": torch.arange(len(batch.input_ids))})
+    labels = torch.stack([(batch.sequence_lengths - 1) // 3, (batch.sequence_lengths - 1) // 2], dim=1)
+    batch = replace(batch, head_tokens=torch.arange(len(batch.input_ids)), labels=labels)
     needs = FeatureRequest(logits=True, cls=frozenset({1, 3}))
     ours = extract(model, batch, needs)
     theirs = extract_padded(model, batch, needs)
@@ -30,7 +31,7 @@ def test_packed_is_padded_in_float64(family: str, tokens: TokenSplit) -> None:
     torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-10, atol=1e-10)
     for layer in needs.cls:
         torch.testing.assert_close(ours.cls[layer], theirs.cls[layer], rtol=1e-10, atol=1e-10)
-    loss = losses.span_cross_entropy(ours.logits, bounds, labels)
+    loss = losses.Spans().label_loss(ours.logits, batch)
     packed = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     input_ids, segments, mask = batch.to_padded()
     inputs = {"input_ids": input_ids, "attention_mask": mask}

@@ -1,6 +1,7 @@
 """Losses on ragged windows against the padded computation in float64, numbers by hand, and their gradients."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,16 +45,21 @@ def reference_match(student: Tensor) -> Tensor:
     return (error.sum(1) / torch.tensor(LENGTHS)).mean()
 
 
+def batch_of(bounds: Tensor, labels: Tensor | None = None) -> Any:
+    return SimpleNamespace(bounds=bounds, gold=labels, example_weights=None)
+
+
+SPANS, BATCH = losses.Spans(), batch_of(BOUNDS, LABELS)
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "gold": (lambda s: losses.span_cross_entropy(s, BOUNDS, LABELS), reference_gold),
-    "soft": (lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 4.0), lambda s: reference_soft(s, 4.0)),
+    "gold": (lambda s: SPANS.label_loss(s, BATCH), reference_gold),
+    "soft": (lambda s: SPANS.soft_label_loss(s, TEACHER, BATCH, 4.0), lambda s: reference_soft(s, 4.0)),
     "soft, sum of the ends": (
-        lambda s: losses.soft_span_cross_entropy(s, TEACHER, BOUNDS, 2.0, over_ends="sum"),
+        lambda s: losses.Spans("sum").soft_label_loss(s, TEACHER, BATCH, 2.0),
         lambda s: reference_soft(s, 2.0) * 2,
     ),
-    "match": (lambda s: losses.span_squared_error(s, TEACHER, BOUNDS, "mean"), reference_match),
+    "match": (lambda s: SPANS.logit_loss(s, TEACHER, BATCH, "mean"), reference_match),
     "match, sum": (
-        lambda s: losses.span_squared_error(s, TEACHER, BOUNDS, over_tokens="sum"),
+        lambda s: SPANS.logit_loss(s, TEACHER, BATCH, "sum"),
         lambda s: (padded(s, 0.0) - padded(TEACHER, 0.0)).square().sum() / 8,
     ),
 }
@@ -80,12 +86,12 @@ def test_gradients(name: str) -> None:
 def test_the_losses_of_one_window_by_hand() -> None:
     """Two tokens, start logits 0 and ln 3, end logits both 0: probabilities 1/4, 3/4 and 1/2, 1/2."""
     student = torch.tensor([[0.0, 0.0], [torch.tensor(3.0).log(), 0.0]], dtype=torch.float64)
-    bounds = torch.tensor([0, 2])
-    gold = losses.span_cross_entropy(student, bounds, torch.tensor([[1, 0]]))
+    batch = batch_of(torch.tensor([0, 2]), torch.tensor([[1, 0]]))
+    gold = SPANS.label_loss(student, batch)
     assert gold.item() == pytest.approx((torch.tensor(4 / 3).log() + torch.tensor(2.0).log()).item() / 2)
     teacher = torch.zeros(2, 2, dtype=torch.float64)
-    assert losses.span_squared_error(student, teacher, bounds, "mean").item() == pytest.approx(3**0 * 1.2069489608 / 4)
-    soft = losses.soft_span_cross_entropy(student, teacher, bounds, 1.0).item()
+    assert SPANS.logit_loss(student, teacher, batch, "mean").item() == pytest.approx(3**0 * 1.2069489608 / 4)
+    soft = SPANS.soft_label_loss(student, teacher, batch, 1.0).item()
     assert soft == pytest.approx((-(0.5 * torch.tensor(3 / 16).log()) + torch.tensor(2.0).log()).item() / 2)
 
 

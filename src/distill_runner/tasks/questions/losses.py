@@ -32,55 +32,9 @@ def window_index(bounds: Tensor, num_rows: int) -> Tensor:
     return windows.repeat_interleave(bounds.diff(), output_size=num_rows)
 
 
-def span_cross_entropy(logits_T2: Tensor, bounds: Tensor, labels_B2: Tensor, weights_B: Tensor | None = None) -> Tensor:
-    """Return the cross entropy with the first and last token of the answer, mean of start and end.
-
-    Args:
-        logits_T2: start and end logits.
-        bounds: see the module docstring.
-        labels_B2: first and last token of the answer, counted from the first token of the window.
-        weights_B: weights of the windows.
-    """
-    log_T2 = segment_log_softmax(logits_T2, bounds)
-    return weighted_mean(-log_T2.gather(0, bounds[:-1, None] + labels_B2).mean(-1), weights_B)
-
-
-def soft_span_cross_entropy(
-    student_T2: Tensor,
-    teacher_T2: Tensor,
-    bounds: Tensor,
-    temperature: float,
-    over_ends: Reduction = "mean",
-    weights_B: Tensor | None = None,
-) -> Tensor:
-    """Return the cross entropy of the student's softmax over a window's tokens with the teacher's softmax.
-
-    Args:
-        student_T2, teacher_T2: start and end logits.
-        bounds: see the module docstring.
-        temperature: temperature T of both softmaxes.
-        over_ends: mean of start and end (DistilBERT's script), or their sum (TextBrewer).
-    """
-    teacher_probs_T2 = segment_log_softmax(teacher_T2 / temperature, bounds).exp()
-    student_log_probs_T2 = segment_log_softmax(student_T2 / temperature, bounds)
-    loss_T = -(teacher_probs_T2 * student_log_probs_T2).sum(-1)
-    loss_B = loss_T.new_zeros(len(bounds) - 1).index_add(0, window_index(bounds, len(loss_T)), loss_T)
-    return weighted_mean(loss_B, weights_B) / (2 if over_ends == "mean" else 1)
-
-
-def span_squared_error(
-    student_T2: Tensor, target_T2: Tensor, bounds: Tensor, over_tokens: Reduction, weights_B: Tensor | None = None
-) -> Tensor:
-    """Return the squared error of the logits (Pro-KD, Annealing-KD), mean of start and end.
-
-    Args:
-        student_T2, target_T2: start and end logits.
-        bounds: see the module docstring.
-        over_tokens: mean over the tokens of a window, or their sum.
-    """
-    error_T = (student_T2 - target_T2).square().mean(dim=-1)
-    total_B = error_T.new_zeros(len(bounds) - 1).index_add(0, window_index(bounds, len(error_T)), error_T)
-    return weighted_mean(total_B / bounds.diff() if over_tokens == "mean" else total_B, weights_B)
+def window_sums(values_T: Tensor, bounds: Tensor) -> Tensor:
+    """Return the sum over the tokens of each window, (B,)."""
+    return values_T.new_zeros(len(bounds) - 1).index_add(0, window_index(bounds, len(values_T)), values_T)
 
 
 class Spans(Outputs):
@@ -96,11 +50,31 @@ class Spans(Outputs):
         self.soft_ends = soft_ends
 
     def label_loss(self, logits_OC: Tensor, batch: Batch) -> Tensor:
-        return span_cross_entropy(logits_OC, batch.bounds, batch.gold, batch.example_weights)
+        """Return the cross entropy with the first and last token of the answer, mean of start and end.
+
+        The labels (B, 2) count these tokens from the first token of the window.
+        """
+        bounds = batch.bounds
+        log_T2 = segment_log_softmax(logits_OC, bounds)
+        return weighted_mean(-log_T2.gather(0, bounds[:-1, None] + batch.gold).mean(-1), batch.example_weights)
 
     def soft_label_loss(self, student_OC: Tensor, teacher_OC: Tensor, batch: Batch, temperature: float) -> Tensor:
-        sides = student_OC, teacher_OC, batch.bounds
-        return soft_span_cross_entropy(*sides, temperature, self.soft_ends, batch.example_weights)
+        """Return the cross entropy of the student's softmax over a window's tokens with the teacher's softmax.
+
+        It is the mean of start and end (DistilBERT's script), or their sum (TextBrewer).
+        """
+        bounds = batch.bounds
+        teacher_probs_T2 = segment_log_softmax(teacher_OC / temperature, bounds).exp()
+        student_log_probs_T2 = segment_log_softmax(student_OC / temperature, bounds)
+        loss_B = window_sums(-(teacher_probs_T2 * student_log_probs_T2).sum(-1), bounds)
+        return weighted_mean(loss_B, batch.example_weights) / (2 if self.soft_ends == "mean" else 1)
 
     def logit_loss(self, student_OC: Tensor, target_OC: Tensor, batch: Batch, reduction: Reduction) -> Tensor:
-        return span_squared_error(student_OC, target_OC, batch.bounds, reduction, batch.example_weights)
+        """Return the squared error of the logits (Pro-KD, Annealing-KD), mean of start and end.
+
+        Args:
+            reduction: mean over the tokens of a window, or their sum.
+        """
+        bounds = batch.bounds
+        error_B = window_sums((student_OC - target_OC).square().mean(dim=-1), bounds)
+        return weighted_mean(error_B / bounds.diff() if reduction == "mean" else error_B, batch.example_weights)
