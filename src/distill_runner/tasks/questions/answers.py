@@ -159,12 +159,10 @@ def question_scores(
     return exact, f1
 
 
-def best_over_thresholds(
-    scores: np.ndarray, answered: np.ndarray, has_answer: np.ndarray, margin: np.ndarray
-) -> tuple[float, float]:
-    """Return the highest mean score over all thresholds for "no answer", and the best threshold.
+def best_over_thresholds(scores: np.ndarray, answered: np.ndarray, has_answer: np.ndarray, margin: np.ndarray) -> float:
+    """Return the highest mean score over all thresholds for "no answer".
 
-    This is ``find_best_thresh`` of SQuAD 2.0's script. The score is optimistic: the threshold is tuned on the same
+    ``find_best_thresh`` of SQuAD 2.0's script finds the same. The score is optimistic: the threshold is tuned on the
     questions that are scored.
 
     Args:
@@ -176,8 +174,7 @@ def best_over_thresholds(
     order = np.argsort(margin, kind="stable")
     gain = np.where(has_answer, scores, np.where(answered, -1.0, 0.0))[order]
     reached = np.concatenate([[0.0], np.cumsum(gain)]) + (~has_answer).sum()
-    best = int(reached.argmax())
-    return float(reached[best] / len(scores)), 0.0 if best == 0 else float(margin[order[best - 1]])
+    return float(reached.max() / len(scores))
 
 
 @cache

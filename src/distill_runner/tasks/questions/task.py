@@ -221,7 +221,7 @@ class QuestionsTask(Task):
         if self.unanswerable:
             scores = answers.question_scores(answers.answer_texts(spans, split, self.null_threshold), golds, *rules)
         others = np.array([*map(bool, best)]), has_answer, answers.null_margin(spans)
-        exact, f1 = (answers.best_over_thresholds(values, *others)[0] for values in answered)
+        exact, f1 = (answers.best_over_thresholds(values, *others) for values in answered)
         return AnswerScores(*scores, has_answer, exact, f1)
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
