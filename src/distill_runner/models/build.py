@@ -89,9 +89,10 @@ def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: Mod
     config = read_config(model, source)
     auto: Any = getattr(transformers, auto_name(head, config))
     if model.head == "keep" and source is not None:
+        network = _load(source, auto, model, task=head.task)
         if head.task:
-            return _resized(_with_kept_head(source, model, head, auto), vocab_size)
-        return _resized(_load(source, auto, model), vocab_size)
+            _order_outputs(network, source, model, head)
+        return _resized(network, vocab_size)
     if vocab_size is not None:
         config.vocab_size = vocab_size
     if model.layers == "static" and source is not None:
@@ -118,11 +119,14 @@ def _static(model: ModelConfig, config: Any, source: ModelSource) -> PreTrainedM
     return table
 
 
-def _load(source: ModelSource, auto: Any, model: ModelConfig, **options: Any) -> PreTrainedModel:
-    """Load a model in float32; only its head and its pooler may be new."""
+def _load(source: ModelSource, auto: Any, model: ModelConfig, task: str = "", **options: Any) -> PreTrainedModel:
+    """Load a model in float32; only its head and its pooler may be new, and with a ``task`` that it keeps, neither."""
     network: PreTrainedModel
     network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True, **options)
     require_all(network, info, source, model)
+    if task and info["missing_keys"] and not model.allow_missing:
+        problem = f"{source.name} has no head for the task {task}"
+        raise UserError("teacher.fine_tuned", True, problem, "Fine-tune it: " + override("teacher.fine_tuned", False))
     return network
 
 
@@ -202,14 +206,8 @@ def _copy_layers(source: PreTrainedModel, target: PreTrainedModel, init: Init) -
         raise UserError(".model.source", source.config.name_or_path, problem)
 
 
-def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: Any) -> PreTrainedModel:
-    """Load a fine-tuned model; put the outputs of its head in the task's order by their names, or by their labels."""
-    network: PreTrainedModel
-    network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True)
-    require_all(network, info, source, model)
-    if info["missing_keys"] and not model.allow_missing:
-        problem = f"{source.name} has no head for the task {head.task}"
-        raise UserError("teacher.fine_tuned", True, problem, "Fine-tune it: " + override("teacher.fine_tuned", False))
+def _order_outputs(network: PreTrainedModel, source: ModelSource, model: ModelConfig, head: Head) -> None:
+    """Put the outputs of a kept head in the task's order by their names, or by the labels that the user gives them."""
     if (order := head.output_order(model.output_names(source.label_names, source.name))) is not None:
         outputs = output_layer(network)
         for name, parameter in list(outputs.named_parameters(recurse=False)):
@@ -217,7 +215,6 @@ def _with_kept_head(source: ModelSource, model: ModelConfig, head: Head, auto: A
             setattr(outputs, name, nn.Parameter(rows[list(order)]))
         outputs.out_features = len(order)
     head.describe(network.config)
-    return network
 
 
 def output_layer(model: nn.Module) -> nn.Linear:
