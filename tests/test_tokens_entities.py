@@ -62,7 +62,7 @@ def test_counts_are_conllevals_on_ten_thousand_sentences(scheme: str) -> None:
         expected[number] = len(actual & found), len(found), len(actual)
     assert (scores.counts.sum(axis=1) == expected).all()
     right, found_number, actual_number = expected.sum(axis=0)
-    assert TAG_METRICS["f1"](scores) == 2 * right / (found_number + actual_number)
+    assert scores.metric("f1") == 2 * right / (found_number + actual_number)
 
 
 @pytest.mark.parametrize("scheme", TAGS)
@@ -73,12 +73,10 @@ def test_scores_are_seqevals(scheme: str) -> None:
         gold, predicted = drawn(names, 100 if seed else 3000, seed)
         scores = scored(names, gold, predicted)
         for name in ("f1", "precision", "recall"):
-            assert TAG_METRICS[name](scores) == pytest.approx(
-                getattr(metrics, f"{name}_score")(gold, predicted), abs=1e-12
-            )
+            assert scores.metric(name) == pytest.approx(getattr(metrics, f"{name}_score")(gold, predicted), abs=1e-12)
         macro = metrics.f1_score(gold, predicted, average="macro")
-        assert TAG_METRICS["f1_macro"](scores) == pytest.approx(macro, abs=1e-12)
-        assert TAG_METRICS["accuracy"](scores) == pytest.approx(metrics.accuracy_score(gold, predicted), abs=1e-12)
+        assert scores.metric("f1_macro") == pytest.approx(macro, abs=1e-12)
+        assert scores.metric("accuracy") == pytest.approx(metrics.accuracy_score(gold, predicted), abs=1e-12)
 
 
 @pytest.mark.parametrize("metric", TAG_METRICS)
@@ -86,7 +84,7 @@ def test_counts_of_sentences_give_the_metric(metric: str) -> None:
     """So that paired tests, which resample sentences, compute it anew."""
     scores = scored(TAGS["bio"], *drawn(TAGS["bio"], 200, 1))
     counts = scores.summed_counts(metric)
-    assert mean_f1_of_counts(counts.sum(axis=0)) == pytest.approx(TAG_METRICS[metric](scores), abs=1e-12)
+    assert mean_f1_of_counts(counts.sum(axis=0)) == pytest.approx(scores.metric(metric), abs=1e-12)
     paired = SummedScores([counts], [counts], mean_f1_of_counts, np.arange(200))
     assert paired.units == 200
     chosen = np.random.default_rng(0).integers(0, 200, 200)
@@ -150,7 +148,7 @@ def test_tags_mean_the_same_in_every_spelling(form: str, letters: str) -> None:
     gold, predicted = drawn(names, 300, 1)
     own = dict(zip(names, ["O", *(f"{BILOU.get(tag[0], tag[0])}{tag[1:]}" for tag in standard[1:])], strict=True))
     rows = [[[own[tag] for tag in row] for row in side] for side in (gold, predicted)]
-    assert TAG_METRICS["f1"](scored(names, gold, predicted)) == pytest.approx(metrics.f1_score(*rows), abs=1e-12)
+    assert scored(names, gold, predicted).metric("f1") == pytest.approx(metrics.f1_score(*rows), abs=1e-12)
 
 
 @pytest.mark.parametrize("names", [["O", "first_name", "last_name"], ["NN", "VB", "X_S", "X_U"], ["A/B", "NN/S", "O"]])

@@ -42,7 +42,7 @@ def make_dashboard(options: Namespace) -> None:
 
 def metric_names() -> list[str]:
     """Return the metrics of all task types. They name curves ``validation/<metric>``; a project has some of them."""
-    return list(dict.fromkeys(name for task in TASK_TYPES.values() for name in task.metric_functions))
+    return list(dict.fromkeys(name for task in TASK_TYPES.values() for name in task.metric_names))
 
 
 def dashboard(project: str, entity: str, sweep: str | None, terms: Sequence[str]) -> Any:

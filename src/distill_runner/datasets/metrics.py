@@ -238,11 +238,9 @@ LOWER_IS_BETTER = frozenset({"brier", "ece"})
 
 METRICS: dict[str, Metric] = {name: partial(_of_sums, name) for name in SUMMED}
 METRICS |= {"auc": auc, "mean_average_precision": mean_average_precision}
-_OF_CLASSES = ("accuracy", "f1", "f1_weighted", "matthews", "f1_macro", "auc", "brier", "ece", "accuracy_f1")
-_OF_LABEL_SETS = ("f1_micro", "f1_macro", "subset_accuracy", "mean_average_precision")
-CLASSIFICATION_METRICS = {name: METRICS[name] for name in _OF_CLASSES}
-REGRESSION_METRICS = {name: METRICS[name] for name in ("pearson", "spearman", "pearson_spearman")}
-MULTILABEL_METRICS = {name: METRICS[name] for name in _OF_LABEL_SETS}
+CLASSIFICATION_METRICS = ("accuracy", "f1", "f1_weighted", "matthews", "f1_macro", "auc", "brier", "ece", "accuracy_f1")
+REGRESSION_METRICS = ("pearson", "spearman", "pearson_spearman")
+MULTILABEL_METRICS = ("f1_micro", "f1_macro", "subset_accuracy", "mean_average_precision")
 
 
 def metric_function(name: str) -> Metric:

@@ -44,7 +44,7 @@ class ClassificationTask(TextTask):
     served_reply = "dict(zip(labels, numpy.exp(row - numpy.logaddexp.reduce(row)).tolist()))"
     has_classes = True
     decoding = OneClass()
-    metric_functions = CLASSIFICATION_METRICS
+    metric_names = CLASSIFICATION_METRICS
     output_kind = "classes"
     problem_type = "single_label_classification"
     slice_order = BY_CLASS

@@ -41,7 +41,7 @@ class MultiLabelTask(TextTask):
     served_reply = "dict(zip(labels, (1 / (1 + numpy.exp(-row))).tolist()))"
     has_classes = True
     decoding = LabelSet()
-    metric_functions = MULTILABEL_METRICS
+    metric_names = MULTILABEL_METRICS
     output_kind = "label_sets"
     problem_type = "multi_label_classification"
     example_fields = TextTask.example_fields | {"separator", "flags"}

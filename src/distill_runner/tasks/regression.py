@@ -20,7 +20,7 @@ class RegressionTask(TextTask):
     """Regression task: one score for each example; ``labels`` must be null."""
 
     served_reply = "float(row[0])"
-    metric_functions = REGRESSION_METRICS
+    metric_names = REGRESSION_METRICS
     output_kind = "scores"
 
     type: Annotated[

@@ -358,7 +358,7 @@ def scores_line(task: Any, transfer: "TransferSet | None") -> AccountLine:
             parts.append(f"{name} has none, so that their quality is unknown")
             continue
         quality[name] = measured
-        values = [f"{key} {100 * value:.1f}" for key, value in measured.items() if key in task.metric_functions]
+        values = [f"{key} {100 * value:.1f}" for key, value in measured.items() if key in task.metric_names]
         parts.append(f"{name}: {', '.join(values)}")
         if measured.get("accuracy", 1.0) < measured.get("chance", 0.0):
             warnings.append(f"on {name} the scores are right less often than one constant class: are columns swapped?")
@@ -373,7 +373,7 @@ def quality_of(task: Any, split: str) -> dict[str, Any] | None:
     if not has_columns or (labeled := labeled_scores(task, table, split)) is None:
         return None
     outputs = (labeled[0] / (task.temperature if task.calibrate else 1)).astype(np.float32)
-    metrics = [name for name in dict.fromkeys([*task.metrics, "accuracy", "ece"]) if name in task.metric_functions]
+    metrics = [name for name in dict.fromkeys([*task.metrics, "accuracy", "ece"]) if name in task.metric_names]
     measured: dict[str, Any] = {"examples": len(outputs), **compute_metrics(metrics, outputs, labeled[1])}
     if np.issubdtype(labeled[1].dtype, np.integer):
         measured["chance"] = float(np.bincount(labeled[1]).max() / len(outputs))

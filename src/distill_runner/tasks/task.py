@@ -6,7 +6,7 @@ A type says five things, and no other package asks which type a task has:
    ``label_columns``); ``resolved`` reads from the data what the user leaves out.
 2. *Collate*: how rows become examples (``examples``), examples arrays (``write``) and arrays batches (``open``).
 3. *Head*: which head a model gets (``head``) and which losses its outputs take (``outputs``).
-4. *Metrics*: ``metric_functions``, and ``score`` where an example has several outputs.
+4. *Metrics*: ``metric_names``, and ``score`` where an example has several outputs.
 5. *Decoding*: what outputs mean as predictions, for files, comparisons and pictures.
 
 Types of one or two texts with a label are declared in ``text``; ``decoding`` has the meanings of their outputs.
@@ -70,7 +70,7 @@ class ExamplePredictions:
 class Task(TaskSplits):
     """Base class of tasks; each type is a subclass, and one entry in ``TASK_TYPES``.
 
-    A subclass must define ``metric_functions``, ``example_fields``, ``examples``, ``write``, ``open``, ``head``,
+    A subclass must define ``metric_names``, ``example_fields``, ``examples``, ``write``, ``open``, ``head``,
     ``outputs`` and ``prediction_file``. A head with several outputs per example also needs its own ``Split``, which
     sets ``Batch.head_tokens`` and ``Batch.output_numbers``, and its own ``score``.
 
@@ -89,7 +89,7 @@ class Task(TaskSplits):
             text, ``labels``, the names of the classes, and ``text``, its tokens.
         served_cut: Python expression in the program of whether each of the ``inputs`` loses a part.
         served_call: Python expression that shows the answers to ``inputs``.
-        metric_functions: the metrics by name; the first one is the default.
+        metric_names: names of the metrics; the first one is the default.
         output_kind: what the outputs are to metrics of ``evaluate``; None if these cannot score tasks of this type.
         has_ids: whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them.
         agreement_name: what ``agreement`` is a share of.
@@ -113,7 +113,7 @@ class Task(TaskSplits):
             return fields
         foreign = _all_fields(Task) - cls.model_fields.keys()
         own = {key: value for key, value in fields.items() if value is not None or key not in foreign}
-        default = {"metrics": [next(iter(cls.metric_functions))]} if own.get("metrics", ()) is None else {}
+        default = {"metrics": [cls.metric_names[0]]} if own.get("metrics", ()) is None else {}
         return own | default
 
     def with_model(self, sources: Callable[[], Sequence["ModelSource"]]) -> Self:
@@ -346,26 +346,26 @@ class Task(TaskSplits):
 
     # 4. Metrics. ``outputs`` are those of a split: (``split.num_outputs``, C), in the order of the split.
 
-    metric_functions: ClassVar[Mapping[str, Callable[..., float]]]
+    metric_names: ClassVar[tuple[str, ...]]
     output_kind: ClassVar[str | None] = None
 
     @model_validator(mode="after")
     def _metrics_fit(self) -> Self:
         """Check each metric, and load those of ``evaluate``, before any training."""
-        default = next(iter(self.metric_functions))
         for metric in self.metrics:
             if not is_external(metric):
                 problem = f"task.type={self.type} has no such metric"
-                require_choice("task.metrics", metric, self.metric_functions, problem)
+                require_choice("task.metrics", metric, self.metric_names, problem)
                 continue
             if self.output_kind is None:
                 problem = f"tasks of type {self.type} have outputs that no metric of evaluate takes"
-                raise UserError("task.metrics", metric, problem, f"Known: {', '.join(self.metric_functions)}.")
+                raise UserError("task.metrics", metric, problem, f"Known: {', '.join(self.metric_names)}.")
             num_classes = len(getattr(self, "labels", None) or (0, 1))
             right, wrong = external_metric(metric).probe(self.output_kind, num_classes)
             if metric == self.metrics[0] and right < wrong:
                 problem = "is better when it is lower, but the epoch with the highest first metric is selected"
-                raise UserError("task.metrics", metric, problem, override("task.metrics", [default, metric]))
+                remedy = override("task.metrics", [self.metric_names[0], metric])
+                raise UserError("task.metrics", metric, problem, remedy)
         return self
 
     def spec(self) -> dict[str, Any]:

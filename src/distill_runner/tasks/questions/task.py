@@ -85,7 +85,7 @@ class QuestionsTask(Task):
         "questions about one context would be both trained on and held out",
         "Split the data yourself; set " + override("task.select_on", "validation"),
     )
-    metric_functions = METRICS
+    metric_names = tuple(METRICS)
     example_fields = frozenset({"columns", "label", "type", "max_length", "version", "unanswerable", "windowing"})
 
     type: Annotated[

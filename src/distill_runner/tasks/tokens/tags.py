@@ -9,9 +9,9 @@ followed by N.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -325,7 +325,7 @@ class TagScores:
         return counts.reshape(len(counts), -1)
 
     def metric(self, name: str) -> float:
-        """Return a metric of ``TAG_METRICS``."""
+        """Return one of ``TAG_METRICS``."""
         right, predicted, actual = self.summed_counts(name).sum(axis=0).reshape(-1, 3).T
         if not (predicted + actual).any():
             return Undefined(0.0, f"no entity is {ABSENT.get(name, 'predicted or present')}")
@@ -346,7 +346,5 @@ class TagScores:
 
 
 ABSENT = {"precision": "predicted", "recall": "present"}
-TAG_METRICS: Mapping[str, Callable[[TagScores], float]] = {
-    name: partial(TagScores.metric, name=name) for name in ("f1", "precision", "recall", "f1_macro", "accuracy")
-}
+TAG_METRICS = ("f1", "precision", "recall", "f1_macro", "accuracy")
 """Metrics of tags. ``f1``, ``precision`` and ``recall`` are micro averages over entities; ``accuracy`` is of words."""

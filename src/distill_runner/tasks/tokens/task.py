@@ -83,7 +83,7 @@ class TokensTask(Task):
             "task.select_on", "validation", "task.train", "train[~:90%]", "task.validation.validation", "train[~90%:]"
         ),
     )
-    metric_functions = TAG_METRICS
+    metric_names = TAG_METRICS
     example_fields = frozenset(
         {"columns", "label", "labels", "type", "version", "max_length", "overlap", "pieces", "offsets", "misaligned"}
     )
@@ -321,7 +321,7 @@ class TokensTask(Task):
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
         scores = self.tag_scores(outputs, split)
-        return {name: TAG_METRICS[name](scores) for name in self.metrics}
+        return {name: scores.metric(name) for name in self.metrics}
 
     def scores_by_class(self, outputs: np.ndarray, split: Any) -> dict[str, dict[str, float]]:
         return self.tag_scores(outputs, split).by_type() if self.tagset.outside is not None else {}

@@ -9,7 +9,6 @@ Shapes: Q queries, D documents, vectors of C numbers, the first K documents of a
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 CORPUS, QUERIES, QRELS = "corpus", "queries", "qrels"
 ID, TEXT, TITLE = "_id", "text", "title"
 QUERY_ID, DOCUMENT_ID, RELEVANCE = "query-id", "corpus-id", "score"
+RANKING_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
 DISTANCES = {"euclidean": "euclidean", "manhattan": "cityblock"}
 """Similarities that are negative distances, with the names of scipy."""
 COSINES_AT_ONCE = 2**24
@@ -56,10 +56,6 @@ class Judgments:
 
     relevance: np.ndarray
     excluded: np.ndarray
-
-
-def _mean(name: str, scores: Mapping[str, np.ndarray]) -> float:
-    return float(scores[name].mean()) if len(scores[name]) else 0.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ class RetrievalTask(VectorTask):
             the model that is scored. null compares them with its own documents.
     """
 
-    metric_functions: ClassVar = {name: partial(_mean, name) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
+    metric_names = RANKING_METRICS
     example_fields = VectorTask.example_fields | {"query_prompt"}
     inferred_fields: ClassVar[tuple[str, ...]] = (*VectorTask.inferred_fields, "query_prompt")
 
@@ -273,7 +269,7 @@ class RetrievalTask(VectorTask):
 
     def score(self, outputs: np.ndarray, split: Any) -> dict[str, float]:
         scores = self.query_scores(outputs, split)
-        return {name: self.metric_functions[name](scores) for name in self.metrics}
+        return {name: float(scores[name].mean()) for name in self.metrics}
 
     def save_predictions(self, file: Path, outputs: np.ndarray, split: Any) -> None:
         """Save the scores of each query; paired tests resample queries."""
@@ -319,7 +315,7 @@ def nearest(
 def query_scores(
     queries_QC: np.ndarray, documents_DC: np.ndarray, judgments: Judgments, similarity: Similarity = "cosine"
 ) -> Mapping[str, np.ndarray]:
-    """Return ``ndcg_at_10``, ``mrr_at_10`` and ``recall_at_100`` of each query with a relevant document, in order.
+    """Return the ``RANKING_METRICS`` of each query with a relevant document, in order.
 
     Gains of nDCG are the relevances themselves, as in trec_eval; the ideal ranking has all judged documents.
     """
@@ -333,7 +329,7 @@ def query_scores(
         gain_of, excluded = gains_of_query[query], judgments.excluded[query]
         gain_of.pop(int(excluded), None)
         scores.append(ranking_scores(gain_of, [document for document in ranking if document != excluded][:DEPTH]))
-    return {name: np.array([own[name] for own in scores]) for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
+    return {name: np.array([own[name] for own in scores]) for name in RANKING_METRICS}
 
 
 def ranking_scores(gain_of: Mapping[Any, int], ranking: Sequence[Any]) -> dict[str, float]:

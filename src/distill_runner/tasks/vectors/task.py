@@ -11,7 +11,7 @@ from pydantic import Field
 from distill_runner.common.errors import UserError, format_typed, listed_names, override
 from distill_runner.common.files import file_sha256
 from distill_runner.common.terminal import AccountLine
-from distill_runner.datasets.metrics import METRICS, ratio, require_finite
+from distill_runner.datasets.metrics import ratio, require_finite
 from distill_runner.datasets.readers.content import SplitTable, inspect_columns, read_table
 from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.tokenization import Examples
@@ -236,7 +236,7 @@ class EmbeddingsTask(VectorTask):
     method learns from it (``margin``).
     """
 
-    metric_functions: ClassVar = {name: METRICS[name] for name in ("spearman", "pearson")}
+    metric_names = ("spearman", "pearson")
 
     type: Literal["embeddings"] = "embeddings"
 
