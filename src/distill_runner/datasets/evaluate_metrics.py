@@ -71,7 +71,7 @@ class ExternalMetric:
         return score * (0.01 if np.isclose(best, 100) else 1.0)  # such as SQuAD's, from 0 to 100
 
     @lru_cache  # noqa: B019, metrics live as long as the process
-    def probe(self, kind: str, num_classes: int = 2) -> tuple[float, float]:
+    def probe(self, kind: str, num_classes: int) -> tuple[float, float]:
         """Return the scores of right and of wrong predictions, which show the range and the direction of the metric.
 
         Args:
@@ -79,10 +79,14 @@ class ExternalMetric:
         Raises:
             UserError: the metric does not fit such predictions.
         """
-        right = np.arange(4.0)[:, None] if kind == "scores" else np.tile(8 * np.eye(num_classes) - 4, (2, 1))
-        wrong = -right if kind == "label_sets" else np.roll(right, 1, axis=0 if kind == "scores" else 1)
-        labels = right.argmax(axis=1) if kind == "classes" else (right > 0).astype(np.float32)
-        labels = right[:, 0].astype(np.float32) if kind == "scores" else labels
+        if kind == "scores":
+            right = np.arange(4.0)[:, None]
+            wrong, labels = np.roll(right, 1, axis=0), right[:, 0].astype(np.float32)
+        else:
+            right = np.tile(8 * np.eye(num_classes) - 4, (2, 1))
+            wrong, labels = np.roll(right, 1, axis=1), right.argmax(axis=1)
+            if kind == "label_sets":
+                wrong, labels = -right, (right > 0).astype(np.float32)
         return self._compute(right, labels), self._compute(wrong, labels)
 
     @cached_property
