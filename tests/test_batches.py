@@ -53,8 +53,7 @@ def test_groups_cover_any_batch_once(ragged: TokenSplit, index: list[int], lengt
     lengths = [LENGTHS[example] for example in batch.index.tolist()]
     assert batch.starts.tolist() == [sum(lengths[:number]) for number in range(len(lengths))]
     assert batch.positions.tolist() == [position for length in lengths for position in range(length)]
-    assert batch.labels is not None
-    assert batch.labels.tolist() == [example % 3 for example in batch.index.tolist()]
+    assert batch.gold.tolist() == [example % 3 for example in batch.index.tolist()]
     sequence, token = 0, 0
     for group in batch.groups:
         assert (group.sequences.start, group.tokens.start) == (sequence, token)

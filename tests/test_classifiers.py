@@ -87,8 +87,7 @@ def program_logits(model: Any, folder: Path, examples: Examples, work: Path) -> 
     TokenSplit.write(work, examples, AutoTokenizer.from_pretrained(folder), 48)
     batch = TokenSplit(work).batch(range(len(examples)))
     with torch.inference_mode():
-        logits = extract(model.eval(), batch, FeatureRequest(logits=True)).logits
-    assert logits is not None
+        logits = extract(model.eval(), batch, FeatureRequest(logits=True)).logits_OC
     return logits[batch.index.argsort()]
 
 

@@ -65,9 +65,7 @@ def test_what_is_held_out_is_not_trained_on(compose: Compose) -> None:
     batch = data.selection.batch(np.arange(5))
     whole = data.train.batch(data.selection.numbers[:5])
     assert sorted(batch.index.tolist()) == [0, 1, 2, 3, 4]
-    assert batch.labels is not None
-    assert whole.labels is not None
-    assert batch.labels.tolist() == whole.labels.tolist()
+    assert batch.gold.tolist() == whole.gold.tolist()
 
 
 def test_validation_is_looked_at_once(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,8 +126,7 @@ def test_a_batch_is_normalised_as_its_images_are_one_by_one(tmp_path: Path) -> N
         for channel, (mean, deviation) in enumerate(zip(*CIFAR, strict=True)):
             expected = (split.images[number, :, :, channel].astype(np.float64) / 255 - mean) / deviation
             np.testing.assert_allclose(values[channel], expected, rtol=1e-5, atol=1e-6)
-    assert batch.labels is not None
-    np.testing.assert_array_equal(batch.labels, split.labels[[3, 1, 7]])
+    np.testing.assert_array_equal(batch.gold, split.labels[[3, 1, 7]])
 
 
 def test_a_training_image_is_the_same_in_any_batch_and_order(tmp_path: Path) -> None:

@@ -122,11 +122,10 @@ def test_a_batch_reads_all_tokens_and_knows_its_outputs(wordpiece: Any, tmp_path
     index = np.array([5, 0, 7])
     batch = windows.batch(index)
     assert batch.head_tokens is not None
-    assert batch.labels is not None
     assert windows.labels is not None
     assert batch.head_tokens.tolist() == list(range(len(batch.input_ids)))
-    assert batch.labels.tolist() == windows.labels[batch.index.numpy()].tolist()
-    assert batch.labels.dtype == torch.int64
+    assert batch.gold.tolist() == windows.labels[batch.index.numpy()].tolist()
+    assert batch.gold.dtype == torch.int64
     assert windows.ids[batch.output_index].tolist() == batch.input_ids.tolist()
 
 

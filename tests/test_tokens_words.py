@@ -101,8 +101,7 @@ def test_heads_are_the_first_pieces(name: str, request: pytest.FixtureRequest, t
     assert batch.input_ids[1:-1].tolist() == ids
     assert batch.head_tokens is not None
     assert (batch.head_tokens - 1).tolist() == firsts
-    assert batch.labels is not None
-    assert batch.labels.tolist() == [0, 1, 2, 0, 3]
+    assert batch.gold.tolist() == [0, 1, 2, 0, 3]
 
 
 @pytest.mark.parametrize("name", ["wordpiece", "byte_level", "byte_level_plain", "metaspace"])
@@ -220,17 +219,14 @@ def test_packed_is_padded_in_float64(family: str, split: Words) -> None:
     model = AutoModelForTokenClassification.from_config(config_of(family, num_labels=5)).to(torch.float64).eval()
     batch = split.batch(range(12))
     assert batch.head_tokens is not None
-    assert batch.labels is not None
     needs = FeatureRequest(logits=True, cls=frozenset({2}))
     ours, theirs = extract(model, batch, needs), extract_padded(model, batch, needs)
-    assert ours.logits is not None
-    assert theirs.logits is not None
     tolerance = 1e-6 if family == "modernbert" else 1e-10  # it rotates in float32
-    torch.testing.assert_close(ours.logits, theirs.logits, rtol=tolerance, atol=tolerance)
-    loss = Classes().label_loss(ours.logits, batch)
+    torch.testing.assert_close(ours.logits_OC, theirs.logits_OC, rtol=tolerance, atol=tolerance)
+    loss = Classes().label_loss(ours.logits_OC, batch)
     packed = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     labels_T = torch.full((batch.num_tokens,), -100)
-    labels_T[batch.head_tokens] = batch.labels
+    labels_T[batch.head_tokens] = batch.gold
     input_ids, segments, mask = batch.to_padded()
     labels_BL = torch.full_like(input_ids, -100)
     labels_BL[mask.bool()] = labels_T

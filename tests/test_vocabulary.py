@@ -30,8 +30,7 @@ def trained(model: Any, tokens: TokenSplit) -> list[float]:
     losses = []
     for step, rate in enumerate(RATES):
         optimizer.param_groups[0]["lr"] = rate
-        logits = extract(model, tokens.batch(range(8 * step, 8 * step + 8)), FeatureRequest(logits=True)).logits
-        assert logits is not None
+        logits = extract(model, tokens.batch(range(8 * step, 8 * step + 8)), FeatureRequest(logits=True)).logits_OC
         loss = logits.square().sum()
         optimizer.zero_grad()
         loss.backward()

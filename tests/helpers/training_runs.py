@@ -58,8 +58,7 @@ class Double(TeacherTargets):
 
     def features(self, prepared: Any) -> Features:
         features = self.teacher.features(prepared)
-        assert features.logits is not None
-        return Features(features.logits.double(), {layer: cls.double() for layer, cls in features.cls.items()})
+        return Features(features.logits_OC.double(), {layer: cls.double() for layer, cls in features.cls.items()})
 
 
 def log_into(rows: Logged) -> Log:
