@@ -4,13 +4,17 @@ import csv
 import random
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distill_runner.common.errors import UserError
+from distill_runner.datasets.corpora import TransferSet
 from distill_runner.datasets.near_copies import near_copies, sketches
 from distill_runner.tasks.classification import ClassificationTask
+from distill_runner.tasks.scores import training_scores
 
 WORDS = ["".join(random.Random(number).choices(string.ascii_lowercase, k=5)) for number in range(300)]
 
@@ -59,8 +63,8 @@ def test_leaks_are_left_out_of_training(tmp_path: Path, column: str | None) -> N
     rows = {"train": train, "validation": [f"{train[3]} elephant", "no copy of it"], "test": [train[7].upper(), "none"]}
     for name, texts in rows.items():
         with (tmp_path / f"{name}.csv").open("w") as stream:
-            csv.writer(stream).writerows([("text", "label", "p_a", "p_b")])
-            csv.writer(stream).writerows((text, "ab"[number % 2], 0.25, 0.75) for number, text in enumerate(texts))
+            csv.writer(stream).writerows([("text", "label", "p_a", "p_b", "second")])
+            csv.writer(stream).writerows((text, "ab"[row % 2], 0.25, 0.75, text) for row, text in enumerate(texts))
     scores = {"probabilities": ["p_a", "p_b"]} if column else {}
     fields = {"name": "t", "dataset": str(tmp_path), "epochs": 1, "max_length": 8, "metrics": ["accuracy"], **scores}
     fields |= {"validation": {"validation": "validation"}, "columns": ["text"], "labels": ["a", "b"]}
@@ -77,6 +81,13 @@ def test_leaks_are_left_out_of_training(tmp_path: Path, column: str | None) -> N
     assert examples.labels.tolist() == [number % 2 for number in range(30) if number not in (3, 7)]
     assert len(dropping.examples("validation")) == 2
     if column:
-        from distill_runner.tasks.scores import training_scores
-
+        part: Any = {"dataset": str(tmp_path), "columns": ["text"]}
+        both = ["text", "second"]
+        transfer, pairs = TransferSet(name="t", parts={"own": part}), dropping.model_copy(update={"columns": both})
         assert int(training_scores(dropping, None).is_used.sum()) == len(rest)
+        assert int(training_scores(dropping, transfer).is_used.sum()) == len(rest)
+        assert int(training_scores(pairs, transfer).is_used.sum()) == len(train)  # a single text is no copy of a pair
+    copies = dropping.model_copy(update={"train": "test", "test": {}, "validation": {"validation": "train"}})
+    (tmp_path / "test.csv").write_text(f"text,label,p_a,p_b\n{train[0]},a,0.5,0.5\n")
+    with pytest.raises(UserError, match="all 1 training texts are near copies"):
+        copies.examples("test")

@@ -525,6 +525,8 @@ def test_a_transfer_set_or_a_corpus_without_enough_is_refused(mixed: Path, token
     one = TransferPart(dataset=str(mixed / "b"), columns=["x"])
     two = TransferPart(dataset=str(mixed / "a"), columns=["x", "y"])
     refused(transfer(mixed, parts={"a": two, "b": one}).examples, r"transfer\.parts\.b\.columns=\[x\]", "2 columns")
+    (mixed / "b" / "train.csv").write_text("x,y\n,1\n,2\n")
+    refused(transfer(mixed, parts={"b": one}).examples, r"transfer\.parts=\[x\]", "no row has a text")
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,11 @@ def transfer_table(task: Any, transfer: "TransferSet") -> SplitTable:
     return SplitTable(by_name, None, all(isinstance(value, str) for name in names for value in by_name[name]))
 
 
+def text_names(task: Any, table: SplitTable) -> list[str]:
+    """Return the columns of the texts in a table that ``transfer_table`` returned."""
+    return [name for name in table.columns if name not in task.prediction_columns]
+
+
 def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
     """Return the scores in a table that has the columns of scores.
 
@@ -100,7 +105,7 @@ def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
         remarks.append(f"{missing:,} of {quantity(len(outputs), 'row', ',')} without {what} left out")
     is_used = has_score.copy()
     if task.drop_leaks and split in (task.train, TRANSFER):
-        names = task.columns if split == task.train else [str(place) for place in range(len(task.columns))]
+        names = task.columns if split == task.train else text_names(task, table)
         is_used &= ~task.leaks([[*map(str, table.columns[name])] for name in names])
         remarks.append(f"{int((has_score & ~is_used).sum()):,} near copies of validation and test texts left out")
     if task.keep is not None and split in (task.train, TRANSFER):

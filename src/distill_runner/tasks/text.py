@@ -40,6 +40,7 @@ from distill_runner.tasks.scores import (
     read_scores,
     score_table,
     selected_rows,
+    text_names,
     transfer_table,
 )
 from distill_runner.tasks.split_account import SplitAccount, effective_number
@@ -305,6 +306,9 @@ class TextTask(Task):
                 with recorded_tables():  # it is read for itself too
                     others = sketches(example_columns(read_table(self, split), self.columns, split))
                 is_leak[near_copies(own, others)[0]] = True
+            if is_leak.all():
+                problem = f"all {len(is_leak):,} training texts are near copies of validation or test texts"
+                raise UserError("task.drop_leaks", True, problem, "Leave it out, or name other splits.")
         return is_leak
 
     # Labels
@@ -426,8 +430,7 @@ class TextTask(Task):
             return Examples([[texts[row] for row in remaining] for texts in examples.texts], None)
         table = transfer_table(self, transfer)
         rows = selected_rows(table, read_scores(self, table, TRANSFER).is_used)
-        num_texts = len(table.columns) - len(self.prediction_columns)
-        return Examples(transfer.texts([rows.columns[str(number)] for number in range(num_texts)]), None)
+        return Examples(transfer.texts([rows.columns[name] for name in text_names(self, table)]), None)
 
     @cached_property
     def temperature(self) -> float:
