@@ -115,9 +115,10 @@ class MultiLabelTask(TextTask):
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         """Return float32 (N, C): 1 where an example has the label, else 0."""
+        has_columns = isinstance(self.label, list)
         labels = self.label if isinstance(self.label, list) else self.names
-        rows = values if labels is self.label else [self._items(value, split) for value in values]
-        if labels is self.label or self._are_flags(rows, len(labels), split):
+        rows = values if has_columns else [self._items(value, split) for value in values]
+        if has_columns or self._are_flags(rows, len(labels), split):
             cells = ((name, cell) for row in rows for name, cell in zip(labels, row, strict=True))
             if wrong := next((pair for pair in cells if flag_of(pair[1]) is None), None):
                 problem = f"split '{split}' holds {wrong[1]!r} for the label {wrong[0]}, in a column of 0 and 1"

@@ -18,7 +18,7 @@ from distill_runner.datasets.tokenization import Examples
 from distill_runner.models.config import Head, Similarity, VectorOptions
 from distill_runner.tasks.columns import is_blank, text_candidates
 from distill_runner.tasks.regression import encode_scores
-from distill_runner.tasks.scores import Scores
+from distill_runner.tasks.scores import Scores, score_table, text_names, transfer_table
 from distill_runner.tasks.text import TextTask, example_columns
 
 if TYPE_CHECKING:
@@ -98,15 +98,13 @@ class VectorTask(TextTask):
         return super().spec() | ({"teacher_vectors": f"sha256:{file_sha256(file)}"} if file and file.is_file() else {})
 
     def training_scores(self, transfer: "TransferSet | None") -> Scores:
-        names, key = self.prediction_columns, self.prediction_key
-        further = dict.fromkeys(names, key)
         if transfer is None:
-            texts = self.examples(self.train).texts
-            columns = [read_table(self, self.train, further).columns[name] for name in names]
+            table, texts = score_table(self, self.train), self.examples(self.train).texts
         else:
-            inputs = transfer.inputs(further)
-            texts, columns = inputs[: len(inputs) - len(names)], inputs[len(inputs) - len(names) :]
-        outputs = read_vectors(key, self._vector_file or columns, len(texts) * len(texts[0]))
+            table = transfer_table(self, transfer)
+            texts = [table.columns[name] for name in text_names(self, table)]
+        columns = [table.columns[name] for name in self.prediction_columns]
+        outputs = read_vectors(self.prediction_key, self._vector_file or columns, len(texts) * len(texts[0]))
         return Scores(outputs, np.ones(len(outputs), dtype=bool), [])
 
     def prediction_width(self, transfer: "TransferSet | None") -> int:
