@@ -237,7 +237,7 @@ def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray,
         variants.update(text for text in originals if text not in task.names)
     shares = np.full(total.shape, np.nan)
     np.divide(total, counts[:, None], out=shares, where=counts[:, None] > 0)
-    low, high = counts[counts > 0].min(initial=99), counts.max(initial=0)
+    low, high = counts[counts > 0].min(initial=len(task.prediction_columns)), counts.max(initial=0)
     remarks = list[str]()
     if high > 1:
         remarks.append(f"shares of {low} to {high} answers" if low < high else f"shares of {high} answers")

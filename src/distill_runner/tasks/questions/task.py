@@ -143,11 +143,8 @@ class QuestionsTask(Task):
     def examples(self, split: str) -> Any:
         labeled, trains = not self.is_test(split), self.split_key(split) == "task.train"
         options = [*self.columns, self.label], split, labeled and not self.unanswerable, trains
-
-        def read() -> Iterator[Question]:
-            yield from read_questions(read_rows(self, split), *options)
-
-        return QuestionExamples(read, labeled, self.split_settings(split).get("language"))
+        language = self.split_settings(split).get("language")
+        return QuestionExamples(lambda: read_questions(read_rows(self, split), *options), labeled, language)
 
     def transfer(self, transfer: "TransferSet") -> Any:
         def read() -> Iterator[Question]:

@@ -254,7 +254,8 @@ def parse_tags(names: Sequence[str]) -> list[tuple[int, str]] | None:
         return [(ROLES[pair_of[name][0]], pair_of[name][1]) if name in pair_of else (OUT, "") for name in names]
     prefixed = {name: parts[SPELLINGS[0]] for name in typed if SPELLINGS[0] in (parts := spelled_parts(name))}
     is_mixed = OUTSIDE in names and any(letter in "BI" for letter, _ in prefixed.values())
-    if is_mixed or ({"B", "I"} & {*typed} != {"I"} and typed and all(map(_MISSPELLED.fullmatch, typed))):
+    are_misspelled = bool(typed) and all(map(_MISSPELLED.fullmatch, typed))
+    if is_mixed or (are_misspelled and {"B", "I"} & {*typed} != {"I"}):  # I without B may be a type
         other = next(name for name in typed if name not in prefixed)
         problem = f"has tags without a prefix in front of a type, such as {other}"
         remedy = "Write all as B-PER and I-PER, or none; one type needs a name too."
