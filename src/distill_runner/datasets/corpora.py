@@ -301,8 +301,9 @@ class TransferSet(Mixture):
             for column, values in zip(columns, zip(*rows[: part.limit], strict=True), strict=False):
                 column.extend(values)
         if not columns[0]:
-            names = format_typed(next(iter(self.parts.values())).columns)
-            raise UserError("transfer.parts", names, "no row has a text in each of them", "Name columns of texts.")
+            columns_of_texts = format_typed(next(iter(self.parts.values())).columns)
+            problem = "no row has a text in each of them"
+            raise UserError("transfer.parts", columns_of_texts, problem, "Name columns of texts.")
         if self.size is None:
             return columns
         if self.size > len(columns[0]):

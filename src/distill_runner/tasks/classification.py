@@ -77,8 +77,7 @@ class ClassificationTask(TextTask):
         return Classes(weights_in_losses(self.class_weights))
 
     def prediction_warnings(self, outputs: np.ndarray, split: "Split") -> list[str]:
-        gold = np.asarray(split.labels)
-        sides = outputs.argmax(axis=1), gold[gold >= 0]
+        sides = outputs.argmax(axis=1), np.asarray(split.labels)
         predicted, actual = (np.bincount(side, minlength=len(self.names)) for side in sides)
         if len(labels := actual.nonzero()[0]) > 1 and len(only := predicted.nonzero()[0]) == 1:
             return [f"the student predicts {self.names[only[0]]} for all {len(outputs):,} examples"]
@@ -139,21 +138,31 @@ class ClassificationTask(TextTask):
             raise UserError("task.label", self.label, problem, remedy)
         numeric = all(isinstance(value, int) for value in values)
         names = list(dict.fromkeys(map(str, sorted(values, key=None if numeric else str))))  # JSON may have 28 and "28"
-        if any(re.fullmatch(r"-?\d+", name) for name in names) or {name.casefold() for name in names} <= TRUTH:
-            return names
+        if not self._are_numbers(names):
+            self._require_no_numbers(names, table)
+        return names
+
+    def _are_numbers(self, names: list[str]) -> bool:
+        """Return whether a number in the data is the name of a class, and not its index."""
+        return any(re.fullmatch(r"-?\d+", name) for name in names) or {*map(str.casefold, names)} <= TRUTH
+
+    def _require_no_numbers(self, names: list[str], table: SplitTable) -> None:
+        """Raise a UserError if a split has numbers as labels, which would be taken for indices into sorted names.
+
+        Args:
+            table: the split that has the names.
+        """
         for split in (self.labeled_split, self.train, *self.validation.values()):
             other = table if split == self.labeled_split else SplitTable({}, None)
             if parse_split(split)[0] != parse_split(self.labeled_split)[0]:
                 with suppress(UserError):  # raised again when the split is read
                     other = read_table(self, split)
             columns = self.label_values(other), *(typed_values(other, name) for name in self.answers or ())
-            # Numbers would be taken for indices into the sorted names.
             number = next((value for value in map(as_int, chain(*columns)) if type(value) is int), -1)
             if number != -1 and other.class_names is None:
                 problem = f"split '{split}' has numbers such as {number}, and split '{self.labeled_split}' names"
                 remedy = "Name the classes in the order of the numbers, such as " + override("task.labels", names)
                 raise UserError("task.labels", None, problem, remedy)
-        return names
 
     def _require_single_values(self, values: list[Any], split: str) -> None:
         """Raise a UserError if a label is a list or a mapping instead of a single value."""
@@ -171,7 +180,7 @@ class ClassificationTask(TextTask):
         self._require_single_values(values, split)
         labels, in_data = self.names, table.class_names
         index = {normalized_label(name): number for number, name in enumerate(labels)}
-        are_numbers = any(re.fullmatch(r"-?\d+", name) for name in labels) or {*map(str.casefold, labels)} <= TRUTH
+        are_numbers = self._are_numbers(labels)
         codes: dict[Any, int] = {}
         for value in dict.fromkeys(values):
             number = as_int(value)

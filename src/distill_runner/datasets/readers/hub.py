@@ -140,9 +140,10 @@ def check_card(data: Dataset, split: str, folder: Path, files: Sequence[Path]) -
     if config is not None and (split == "train" or isinstance(config.get("data_files", []), list)):
         options = {key: value for key, value in config.items() if key not in _KEYS_OF_FILES}
         if options or (listed and ({*files} != listed if "data_files" in config else {*files} - listed)):
-            names = (", ".join(sorted(os.path.relpath(file, root) for file in own)[:3]) for own in (listed, files))
+            sides = (sorted(os.path.relpath(file, root) for file in own)[:3] for own in (listed, files))
+            in_card, by_name = map(", ".join, sides)
             rest = f" with {options}" if options else ""
-            problem = f"is {next(names)}{rest} in its {CARD}, but {next(names)} by name"
+            problem = f"is {in_card}{rest} in its {CARD}, but {by_name} by name"
             raise UserError(data.split_key(split), split, problem, f"Correct or remove configs in {root / CARD}.")
     infos = _infos(card, data.config or (config or {}).get("config_name", "default"))
     features = [one for info in infos[:1] for one in info.get("features") or () if isinstance(one, Mapping)]

@@ -272,7 +272,8 @@ def _pieces_of_text(text: str, encoded: Any) -> Pieces:
         if is_new:
             ranges.append((begin, end))
         elif begin < end:  # otherwise a piece of nothing but blanks
-            ranges[-1] = (ranges[-1][0] if ranges[-1][0] < ranges[-1][1] else begin, max(ranges[-1][1], end))
+            first, last = ranges[-1]
+            ranges[-1] = (first, max(last, end)) if first < last else (begin, end)
         words.append(len(ranges) - 1)
     has_text = np.array([begin < end for begin, end in ranges], dtype=bool)  # others are pieces of nothing but blanks
     words_P = np.where(has_text, np.cumsum(has_text) - 1, -1)[np.asarray(words, dtype=np.int64)]
