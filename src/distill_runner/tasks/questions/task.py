@@ -242,7 +242,8 @@ class QuestionsTask(Task):
         The label's probability is the sum over all candidate spans that match a gold answer. Without a gold answer, it
         is the probability of "no answer".
         """
-        spans, texts, probabilities = self.spans(outputs, split), self.answers(outputs, split), []
+        spans, probabilities = self.spans(outputs, split), list[float]()
+        texts = answers.answer_texts(spans, split, self._threshold)
         normalized = partial(answers.normalize_answer, language=split.language)
         for question, candidates in zip(_questions(split), spans, strict=True):
             golds = set(map(normalized, question.answers))
