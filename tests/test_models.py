@@ -157,7 +157,7 @@ def test_names_of_outputs_in_other_forms(names: Any, problem: str, fine_tuned: P
     shutil.copytree(fine_tuned, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"id2label": names, "label2id": {}}))
-    head = Head("AutoModelForSequenceClassification", ("0", "1", "2"), 3, "single_label_classification", "own")
+    head = Head("AutoModelForSequenceClassification", ("0", "1", "2"), "single_label_classification", "own")
     if not problem:
         label_names = resolve_source(str(folder)).label_names or {}
         assert head.output_order(label_names) == [1, 2, 0]

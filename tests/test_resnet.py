@@ -97,6 +97,6 @@ def test_a_network_of_transformers_gets_a_new_head_also_for_as_many_classes(tmp_
     config = resnet(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", num_labels=2)
     source = AutoModelForImageClassification.from_config(config)
     source.save_pretrained(tmp_path)
-    own = build(ModelConfig(source=str(tmp_path)), Head("AutoModelForImageClassification", ("a", "b"), 2)).state_dict()
+    own = build(ModelConfig(source=str(tmp_path)), Head("AutoModelForImageClassification", ("a", "b"))).state_dict()
     changed = {name for name, tensor in source.state_dict().items() if not torch.equal(tensor, own[name])}
     assert changed == {"classifier.1.weight", "classifier.1.bias"}

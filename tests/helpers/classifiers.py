@@ -23,7 +23,7 @@ TASK = make_task(
 )
 SCORES = make_task(**TASK.model_dump() | {"labels": None, "type": "regression", "metrics": ["pearson"]})
 """Tasks of three classes and of scores; their data are not read."""
-HEAD = Head("AutoModelForSequenceClassification", ("no", "yes"), 2, "single_label_classification", "rte")
+HEAD = Head("AutoModelForSequenceClassification", ("no", "yes"), "single_label_classification", "rte")
 SIZES = dict[str, Any](hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16, vocab_size=20)
 
 

@@ -138,7 +138,6 @@ class Head:
     Attributes:
         auto: name of the class of ``transformers`` that builds a model with this head.
         names: names of the outputs, in the task's order; None if the outputs have no names.
-        num_labels: number of values in one output; 0 for a language model, whose outputs cover its vocabulary.
         problem_type: ``problem_type`` of ``transformers``, for saved configurations.
         task: name of the task, for messages. Empty for a language model, which may lack weights in the source.
         keeps_order: whether the outputs of a kept head already have the task's order, whatever their names.
@@ -148,11 +147,15 @@ class Head:
 
     auto: str
     names: tuple[str, ...] | None = None
-    num_labels: int = 0
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
     task: str = ""
     keeps_order: bool = False
     vectors: VectorOptions | None = None
+
+    @property
+    def num_labels(self) -> int:
+        """Number of values in one output; 0 for a language model, whose outputs cover its vocabulary."""
+        return len(self.names or ())
 
     def describe(self, config: "PreTrainedConfig") -> None:
         """Write names, number and ``problem_type`` of the outputs, if they have names, into a model's configuration."""

@@ -478,8 +478,7 @@ class TextTask(Task):
 
     @property
     def head(self) -> Head:
-        names = tuple(self.names) or ("score",)
-        return Head(self.auto_class, names, len(names), self.problem_type, self.name)
+        return Head(self.auto_class, tuple(self.names) or ("score",), self.problem_type, self.name)
 
     def label_counts(self, outputs: np.ndarray, split: "Split") -> dict[str, np.ndarray]:
         if not self.has_classes:

@@ -168,7 +168,7 @@ class QuestionsTask(Task):
 
     @property
     def head(self) -> Head:
-        return Head("AutoModelForQuestionAnswering", ("start", "end"), 2, None, self.name, keeps_order=True)
+        return Head("AutoModelForQuestionAnswering", ("start", "end"), task=self.name, keeps_order=True)
 
     def served_fields(self) -> dict[str, Any]:
         half = (self.max_length - 3) // 2  # of the tokens that are not special

@@ -288,8 +288,7 @@ class TokensTask(Task):
 
     @property
     def head(self) -> Head:
-        names = self.tagset.names
-        return Head("AutoModelForTokenClassification", names, len(names), None, self.name)
+        return Head("AutoModelForTokenClassification", self.tagset.names, task=self.name)
 
     @property
     def outputs(self) -> "Outputs":
