@@ -88,6 +88,7 @@ def test_leaks_are_left_out_of_training(tmp_path: Path, column: str | None) -> N
         assert int(training_scores(dropping, transfer).is_used.sum()) == len(rest)
         assert int(training_scores(pairs, transfer).is_used.sum()) == len(train)  # a single text is no copy of a pair
     copies = dropping.model_copy(update={"train": "test", "test": {}, "validation": {"validation": "train"}})
-    (tmp_path / "test.csv").write_text(f"text,label,p_a,p_b\n{train[0]},a,0.5,0.5\n")
+    rest_of_file = "no copy but without a score,b,,\n" if column else ""
+    (tmp_path / "test.csv").write_text(f"text,label,p_a,p_b\n{train[0]},a,0.5,0.5\n{rest_of_file}")
     with pytest.raises(UserError, match="all 1 training texts are near copies"):
         copies.examples("test")

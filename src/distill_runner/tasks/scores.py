@@ -105,8 +105,8 @@ def read_scores(task: Any, table: SplitTable, split: str) -> Scores:
         remarks.append(f"{missing:,} of {quantity(len(outputs), 'row', ',')} without {what} left out")
     is_used = has_score.copy()
     if task.drop_leaks and split in (task.train, TRANSFER):
-        names = task.columns if split == task.train else text_names(task, table)
-        is_used &= ~task.leaks([[*map(str, table.columns[name])] for name in names])
+        names, rows = task.columns if split == task.train else text_names(task, table), selected_rows(table, has_score)
+        is_used[has_score] = ~task.leaks([[*map(str, rows.columns[name])] for name in names])
         remarks.append(f"{int((has_score & ~is_used).sum()):,} near copies of validation and test texts left out")
     if task.keep is not None and split in (task.train, TRANSFER):
         least = float(task.keep.partition(":")[2]) - 1e-9  # 0.9 comes back from its logits as 0.8999999999999999
