@@ -70,9 +70,9 @@ class ExamplePredictions:
 class Task(TaskSplits):
     """Base class of tasks; each type is a subclass, and one entry in ``TASK_TYPES``.
 
-    A subclass must define ``metric_names``, ``example_fields``, ``examples``, ``write``, ``open``, ``head``,
-    ``outputs`` and ``prediction_file``. A head with several outputs per example also needs its own ``Split``, which
-    sets ``Batch.head_tokens`` and ``Batch.output_numbers``, and its own ``score``.
+    A subclass must define ``metric_names``, ``example_fields``, ``examples``, ``transfer``, ``write``, ``open``,
+    ``head``, ``outputs`` and ``prediction_file``. A head with several outputs per example also needs its own
+    ``Split``, which sets ``Batch.head_tokens`` and ``Batch.output_numbers``, and its own ``score``.
 
     Attributes:
         example_fields: fields on which the stored examples of a split depend, besides the content of the data.
@@ -210,9 +210,9 @@ class Task(TaskSplits):
             UserError: data are missing, damaged or contradictory.
         """
 
+    @abstractmethod
     def transfer(self, transfer: "TransferSet") -> Examples:
         """Return the inputs of a transfer set as examples without labels."""
-        return transfer.examples()
 
     @abstractmethod
     def write(self, folder: Path, examples: Examples, tokenizer: Any) -> int:
