@@ -52,15 +52,13 @@ class DelimitedReader(Reader):
         self._first_row = names
 
     def rows(self, record: FileRecord, names: Sequence[str] | None) -> Iterator[Row]:
-        reader, width, end, blank, num_long = self._reader(), len(self.names), 0, 0, 0
+        reader, width, blank, num_long = self._reader(), len(self.names), 0, 0
         long_rows: dict[int, list[str]] = {}  # by the line in which they begin
-        has_names = False
+        next(filter(None, reader), None)  # the names
+        end = reader.line_num
         try:
             for row in reader:
                 start, end = end + 1, reader.line_num
-                if not has_names:
-                    has_names = bool(row)
-                    continue
                 if width == 1 and not row:
                     row = [""]
                 elif len(row) != width and not (row and row[0].strip()) and len(row) < 2:
