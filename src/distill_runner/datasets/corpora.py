@@ -106,9 +106,9 @@ class CorpusPart(Dataset):
                 except ValueError as error:
                     problem = f"row {number} of split '{split}' holds {error}"
                     raise UserError(f"{self.key}.columns", column, problem, "Name columns of texts.") from error
-            name = row.get(self.document_column) if self.document_column else None
             if self.document_column:
-                is_start = name != previous_name
+                name = row.get(self.document_column)
+                is_start, previous_name = name != previous_name, name
             elif self.document_start:
                 is_start = re.match(self.document_start, texts[0]) is not None
             else:
@@ -117,7 +117,6 @@ class CorpusPart(Dataset):
                 yield document
                 document = []
             document.extend(filter(None, texts))
-            previous_name = name
             has_text = has_text or bool(document)
         if document:
             yield document

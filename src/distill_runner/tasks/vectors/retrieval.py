@@ -184,10 +184,10 @@ class RetrievalTask(VectorTask):
         gains, num_missing = dict[tuple[str, str], int](), 0
         ids, values = (map(str, table[QUERY_ID]), map(str, table[DOCUMENT_ID])), table[RELEVANCE]
         for query, document, value, relevance in zip(*ids, values, numbers(values).tolist(), strict=True):
-            problem = ""
             if query not in queries or document not in documents:
                 num_missing += 1
                 continue
+            problem = ""
             if not relevance.is_integer():
                 problem = f"has the relevance {value!r}, which is no whole number"
             elif gains.setdefault((query, document), int(relevance)) != relevance:
@@ -294,21 +294,20 @@ def nearest(
     """
     from scipy.spatial.distance import cdist
 
-    units = []
+    sides = []
     for array in (queries_QC, documents_DC):
         require_finite(array)
         vectors = np.asarray(array, dtype=np.float32)
-        if similarity != "cosine":
-            units.append(vectors)
-            continue
-        lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-        units.append(np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0))
+        if similarity == "cosine":
+            lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+            vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+        sides.append(vectors)
     size = max(1, COSINES_AT_ONCE // len(documents_DC))
-    blocks = (units[0][first : first + size] for first in range(0, len(queries_QC), size))
+    blocks = (sides[0][first : first + size] for first in range(0, len(queries_QC), size))
     if similarity in DISTANCES:
-        parts = (-cdist(block, units[1], DISTANCES[similarity]) for block in blocks)
+        parts = (-cdist(block, sides[1], DISTANCES[similarity]) for block in blocks)
     else:
-        parts = (block @ units[1].T for block in blocks)
+        parts = (block @ sides[1].T for block in blocks)
     return np.concatenate([np.argsort(-part, axis=1, kind="stable")[:, :count] for part in parts])
 
 
