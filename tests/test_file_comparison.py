@@ -45,6 +45,8 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         | {"sentence": "a text", "label": ""}).to_csv(file, index=False)),
     "pandas' predict_proba": ("proba.csv", lambda file: by_ids(
         **dict(zip(NAMES, PROBABILITIES.T, strict=True))).to_csv(file, index=False)),
+    "pandas' index": ("index.parquet", lambda file: pd.DataFrame(
+        {"prediction": [NAMES[one] for one in PREDICTED]}, IDS).sample(frac=1, random_state=0).to_parquet(file)),
     "numpy's array": ("array.npy", lambda file: np.save(file, PROBABILITIES)),
     "pandas' array": ("array.csv", lambda file: pd.DataFrame(PROBABILITIES).to_csv(file, index=False)),
 }  # fmt: skip

@@ -104,7 +104,7 @@ def compare_files(
     order = [*(labels or gold.names)]
     texts = (one for value in gold.values for one in (value if isinstance(value, list | tuple) else [value]))
     classes = order or [*dict.fromkeys(map(label_text, texts))]
-    files = [read_values(file, "--predictions", classes) for own in predictions.values() for file in own]
+    files = [read_values(file, "--predictions", classes, gold.columns) for own in predictions.values() for file in own]
     kind = task_type or type_of(gold, files[0])
     require_choice("--type", kind, TYPES, "there is no such task type")
     if are_classes := kind in ("classification", "multilabel"):

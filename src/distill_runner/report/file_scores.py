@@ -18,6 +18,7 @@ from distill_runner.report.prediction_files import NUMBER, Values, label_text, l
 from distill_runner.tasks.columns import printed_value
 from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.questions.answers import normalize_answer, question_scores
+from distill_runner.tasks.tokens.sentences import span_parts
 from distill_runner.tasks.tokens.tags import TagSet, complete_names, spelled_parts
 from distill_runner.tasks.vectors.retrieval import ranking_scores
 
@@ -169,10 +170,11 @@ def _tokens(metric: str, gold: Values, files: Sequence[Values], order: Sequence[
     """Score the entities of tags of words, or spans of characters."""
 
     def span(one: Any) -> tuple[Any, ...]:
-        if not isinstance(one, list):  # those are of spaCy and doccano
-            one = [one.get("start"), one.get("end"), one.get("label", one.get("entity_group"))]
-        parts = [label_text(part) if isinstance(part, str | int | float) else "" for part in one]
-        return tuple(parts) if len(parts) == 3 and all(parts) and "".join(parts[:2]).isdigit() else ()
+        try:
+            parts = [label_text(part) if isinstance(part, str | int | float) else "" for part in span_parts(one)]
+        except (KeyError, TypeError, ValueError):
+            return ()
+        return tuple(parts) if all(parts) and "".join(parts[:2]).isdigit() else ()
 
     def row(value: Any) -> list[Any]:
         parts = value.split() if isinstance(value, str) else value if isinstance(value, list) else filter(None, [value])

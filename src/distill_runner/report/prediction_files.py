@@ -9,7 +9,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import ne
@@ -27,14 +27,15 @@ from distill_runner.models.config import normalized_label
 from distill_runner.tasks.columns import as_lists, by_label
 from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.multilabel import flag_of
-from distill_runner.tasks.scores import read_answer
+from distill_runner.tasks.scores import class_of_column, read_answer
 
-IDS = ("id", "index", "idx", "guid", "", "Unnamed: 0")
-"""Names of columns of ids, the first of which is taken; pandas writes its index without a name."""
-ROW_NUMBERS = ("index", "", "Unnamed: 0")
-"""Those that programs fill with the numbers of the rows."""
+ROW_NUMBERS = ("index", "", "unnamed: 0", "__index_level_0__")
+"""Names of columns that programs fill with the numbers of the rows; pandas writes its index without a name."""
+IDS = ("id", "index", "idx", "guid", *ROW_NUMBERS[1:])
+"""Names of columns of ids, in any letter case, the first of which is taken."""
 PREDICTED = ("prediction", "predictions", "predicted", "predicted_label", "pred", "y_pred", "prediction_text")
 LABELS = ("label", "labels", "gold", "target", "y_true", "answers", "answer", "ner_tags", "tags", "spans")
+SAME_FLAG = {"0": "false", "1": "true", "false": "0", "true": "1"}
 PREFIX = "p_"
 """Of columns of the probability of a class, as ``distill-run predict`` writes them."""
 RENAME = "Name one column prediction, or label in the gold file; scores p_<class>; rankings query-id, corpus-id, score."
@@ -90,11 +91,11 @@ class Values:
                 raise UserError("--predictions", self.file, problem, SAME_EXAMPLES)
             text = f"{self.text}, in the order of the rows"
             for name, own in self.columns.items():  # columns of few values say nothing of the order
-                of_gold = gold.columns.get(name, own)
+                of_gold = gold.columns.get(name, gold.ids or own)
                 if own != of_gold and 2 * len({*own}) > len(own) and sorted(own) == sorted(of_gold):
-                    problem = f"has the column '{name}' in another order than {gold.file}, and neither names ids"
+                    problem = f"has the column '{name}' in another order than {gold.file}, and not as ids"
                     raise UserError("--predictions", self.file, problem, ID_OR_ORDER)
-                other = sum(map(ne, own, of_gold))
+                other = sum(map(ne, own, of_gold)) if name in gold.columns else 0
                 text += f", but '{name}' differs from {gold.file} in {other:,} of {len(rows):,}" if other else ""
             return replace(self, text=text)
         if self.may_be_rows and self.ids == rows != expected:
@@ -119,10 +120,14 @@ class Values:
         If classes differ only in case, or in the mark between words, the values stay as they are.
         """
         class_of = {normalized_label(name): name for name in classes}
+        if len(class_of) < len(classes):
+            return self
+        if class_of.keys() <= SAME_FLAG.keys():
+            class_of |= {SAME_FLAG[flag]: name for flag, name in class_of.items()}
         answers = [read_answer(value, class_of) for value in self.values]
-        values = [class_of.get(normalized_label(one), one) if isinstance(one, str) else one for one in answers]
+        values = [x if isinstance(x, list) else class_of.get(normalized_label(label_text(x)), x) for x in answers]
         variants = [one for one, own in zip(self.values, values, strict=True) if label_text(one) != label_text(own)]
-        if not variants or len(class_of) < len(classes):
+        if not variants:
             return self
         text = f"{self.text}; {len(variants):,} in another spelling, such as {str(variants[0])[:40]!r}"
         return replace(self, values=values, text=text)
@@ -131,26 +136,28 @@ class Values:
 def label_text(value: Any) -> str:
     """Return a label as text: a whole number without decimals, as CSV and JSON may write it in two ways."""
     text = normalize("NFC", str(int(value) if isinstance(value, bool) else "" if value is None else value).strip())
-    return text[:-2] if text.endswith(".0") and re.fullmatch(r"-?\d+\.0", text) else text
+    is_whole = re.fullmatch(r"-?\d+\.\d+(e[-+]\d\d)?", text) and float(text).is_integer()
+    return str(int(float(text))) if is_whole else text
 
 
-def read_values(file: Path, key: str, classes: Sequence[str] = ()) -> Values:
+def read_values(file: Path, key: str, classes: Sequence[str] = (), gold_columns: Collection[str] = ()) -> Values:
     """Read a file of predictions, or of gold labels.
 
     Args:
         key: ``--predictions`` or ``--gold``.
         classes: labels of the gold file, which name columns of scores.
+        gold_columns: other columns of the gold file, which are no predictions.
     Raises:
         UserError: the file cannot be read, or could be read in several ways.
     """
     require_file(key, file)
     try:
-        return _parse(file, key, classes)
+        return _parse(file, key, classes, gold_columns)
     except (ValueError, TypeError, IndexError, EOFError) as error:
         raise UserError(key, file, f"cannot be read: {error}") from error
 
 
-def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
+def _parse(file: Path, key: str, classes: Sequence[str], gold_columns: Collection[str]) -> Values:
     is_text = file.suffix not in (".parquet", ".arrow", ".gz", ".zip", ".npy")
     content = file.read_text(encoding="utf-8-sig", errors="replace") if is_text else ""
     first, lines = content.lstrip().partition("\n")[0].strip(), content.removesuffix("\n").split("\n")
@@ -164,10 +171,14 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
             return Values(file, [*answers], [*answers.values()], text="answers by id")
         if all(map(is_scores, by_id.values())) and not all("0" in own for own in by_id.values()):  # pandas has rows
             return _rankings(file, ((query, *pair) for query, own in by_id.items() for pair in own.items()))
+        if all(isinstance(own, dict) and {*own} & {*PREDICTED, *LABELS} for own in by_id.values()):
+            by_row = [{"id": one, **own} for one, own in by_id.items()]
+            by_name = {name: [row.get(name) for row in by_row] for name in dict.fromkeys(chain(*by_row))}
+            return _of_columns(file, key, by_name, {}, classes, gold_columns)
     class_names: Mapping[str, list[str]] = {}
     if file.suffix == ".npy" or (file.suffix == ".json" and re.match(r"\s*\[\s*[^{\s]", content)):
         listed = json.loads(content) if is_text else np.load(file).tolist()
-        return _of_columns(file, key, {"label": listed}, class_names, classes)
+        return _of_columns(file, key, {"label": listed}, class_names, classes, gold_columns)
     if is_text:
         require_format(key, file, TREC)
     if file.suffix == ".txt":  # as run_glue writes
@@ -193,7 +204,7 @@ def _parse(file: Path, key: str, classes: Sequence[str]) -> Values:
     if {"query_id", "results"} <= columns.keys():  # sentence-transformers' rankings
         pairs = zip(columns["query_id"], columns["results"], strict=True)
         return _rankings(file, ((query, one["corpus_id"], one["score"]) for query, own in pairs for one in own))
-    return _of_columns(file, key, columns, class_names, classes)
+    return _of_columns(file, key, columns, class_names, classes, gold_columns)
 
 
 def _answers(values: Any) -> dict[str, Any] | None:
@@ -212,23 +223,30 @@ def is_scores(value: Any) -> bool:
 
 
 def _of_columns(
-    file: Path, key: str, columns: Mapping[str, list[Any]], class_names: Mapping[str, list[str]], classes: Sequence[str]
+    file: Path,
+    key: str,
+    columns: Mapping[str, list[Any]],
+    class_names: Mapping[str, list[str]],
+    classes: Sequence[str],
+    gold_columns: Collection[str],
 ) -> Values:
-    id_name = next((name for name in IDS if name in columns), None)
+    id_name = next((name for one in IDS for name in columns if name.casefold() == one), None)
     ids = None if id_name is None else [*map(label_text, columns[id_name])]
     others = [name for name in columns if name != id_name]
-    ways = {"prefix": [name for name in others if name.startswith(PREFIX)]}
-    ways |= {"number": [name for name in others if classes and name.isdigit()], "class": [*classes]}
-    way, scored = next(((way, own) for way, own in ways.items() if len(own) > 1 and {*own} <= {*others}), ("", []))
-    scores = np.column_stack([columns[name] for name in scored]).astype(np.float64) if scored else None
-    rest = [name for name in others if way == "class" and name not in (*scored, *PREDICTED, *LABELS)]
+    way, class_of = _columns_of_scores(others, classes)
+    scored = [*class_of]
+    scores = np.array([[*map(_number, columns[name])] for name in scored], dtype=np.float64).T if scored else None
+    groups = (() if key == "--gold" else PREDICTED, LABELS, ("score",))
+    choices = [[name for name in others if name.casefold() in group] for group in groups]
+    unnamed = [name for name in others if name not in chain(*choices)]
+    rest = [name for name in unnamed if way in ("class", "end") and name not in scored]
     rest = [name for name in rest if all(NUMBER.fullmatch(label_text(value)) for value in columns[name])]
     # A class that no example has, or a number of another kind.
     if rest and scores is not None and not OneClass().logits(scores)[1].all():
         problem = f"has scores of {listed_names(scored)}, and maybe of {listed_names(rest)}, which no gold label is"
         raise UserError(key, file, problem, f"Name all columns of scores {PREFIX}<class>.")
-    groups = (() if key == "--gold" else PREDICTED, LABELS, ("score",), () if scored else others)
-    candidates = next(filter(None, ([name for name in group if name in others] for group in groups)), [])
+    choices += [] if scored else [[name for name in unnamed if name not in gold_columns], unnamed]
+    candidates = next(filter(None, choices), [])
     flags = [name for name in candidates if candidates == others and None not in map(flag_of, columns[name])]
     if len(flags) > 1 and (key == "--gold" or {*flags} & {*classes}):
         rows = [[name for name in flags if flag_of(columns[name][row])] for row in range(len(columns[flags[0]]))]
@@ -238,7 +256,7 @@ def _of_columns(
         where = "in its first line " if any(map(NUMBER.fullmatch, columns)) else ""
         problem = f"has {where}the columns {listed_names(candidates or [*columns])}: which one is meant?"
         remedy = f"{RENAME}{' Without names, add such a line.' if where else ''}"
-        raise UserError(key, file, problem, remedy if candidates in ([], others) else "Keep one of these columns.")
+        raise UserError(key, file, problem, remedy if {*candidates} <= {*unnamed} else "Keep one of these columns.")
     values = as_lists(columns[candidates[0]], list | dict) if candidates else []
     by_class = [*map(by_label, values)]
     numbers = (lists_of_numbers(values) if key == "--predictions" else None) or []
@@ -259,10 +277,28 @@ def _of_columns(
         values = [[*map(name_of, value)] if isinstance(value, list) else name_of(value) for value in values]
     taken = {"ids": id_name, "column": next(iter(candidates), None), "scores from": next(iter(scored), None)}
     text = ", ".join(f"{what} '{name}'" for what, name in taken.items() if name is not None)
-    names = [name.removeprefix(PREFIX) for name in scored] if way == "prefix" else scored
+    names = [class_of.get(name, name) for name in scored]
     rest = [name for name in others if name not in (*candidates, *flags, *scored)]
     texts = {name: [*map(str, columns[name])] for name in rest}
-    return Values(file, ids, values, scores, names or labels, texts, id_name in ROW_NUMBERS, text)
+    return Values(file, ids, values, scores, names or labels, texts, str(id_name).casefold() in ROW_NUMBERS, text)
+
+
+def _columns_of_scores(names: Sequence[str], classes: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return how columns name classes, and the classes of those that do; without such columns, nothing."""
+    ways = {"prefix": {name: name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}}
+    ways |= {"number": {name: name for name in names if classes and name.isdigit()}}
+    ways |= {"class": {name: name for name in classes}}
+    for own in (classes, [*map(str, range(len(classes)))]) if len(classes) <= len(names) else ():
+        ends = {name: own[number] for name in names if (number := class_of_column(name, own)) is not None}
+        if sorted(ends.values()) == sorted(own):  # such as prob_no and prob_yes, or LABEL_0 and LABEL_1
+            ways.setdefault("end", ends)
+    return next(((way, own) for way, own in ways.items() if len(own) > 1 and own.keys() <= {*names}), ("", {}))
+
+
+def _number(value: Any) -> float:
+    """Return a score, or 1 and 0 of a column of flags; NaN for none."""
+    flag = flag_of(value)
+    return float("nan" if value is None else value if flag is None else flag)
 
 
 def lists_of_numbers(values: Sequence[Any]) -> list[list[float]] | None:

@@ -333,16 +333,12 @@ class _Reader:
         """Return begin, end and label of a span, its text in the data, empty if they give none, and its score."""
         score = np.nan
         try:
+            (begin, end, label), quote = span_parts(entry), ""
             if isinstance(entry, Mapping):
-                begin, end = (entry[key if key in entry else f"{key}_offset"] for key in ("start", "end"))
-                label, quote = [entry[key] for key in LABEL_KEYS if key in entry], entry.get("text") or ""
+                quote = entry.get("text") or ""
                 for key in [key for key in entry if status_of("spans", key) == ("named", []) and self.gold]:
                     self.note(f"spans have the key {key}, which is not read", line)
                 score = float(next((entry[key] for key in SCORES if key in entry and not self.gold), score))
-            else:
-                (begin, end, label), quote = entry, ""
-            while isinstance(label, list | tuple):
-                (label,) = label
             if not isinstance(label, str) or not label.strip() or label == OUTSIDE:
                 raise ValueError(f"the label {label!r}")
             if not self.gold and not 0 <= score <= 1:
@@ -376,6 +372,21 @@ class _Reader:
             self.refuse(problem, line, "Repair or remove it.")
         self.note("spans have another text than the one that they name", line)
         return first, last
+
+
+def span_parts(entry: Any) -> tuple[Any, Any, Any]:
+    """Return begin, end and label of a span as annotation tools, pipelines of transformers and spaCy write it.
+
+    Raises:
+        KeyError, TypeError, ValueError: one of the three is missing, or there are several labels.
+    """
+    if isinstance(entry, Mapping):
+        places = [entry[key if key in entry else f"{key}_offset"] for key in ("start", "end")]
+        entry = *places, [entry[key] for key in LABEL_KEYS if key in entry]
+    begin, end, label = entry
+    while isinstance(label, list | tuple):
+        (label,) = label
+    return begin, end, label
 
 
 def in_characters(text: str, place: int, unit: Offsets) -> int:
