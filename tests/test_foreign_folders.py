@@ -205,6 +205,9 @@ def test_errors_name_no_options_of_runs(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes(b"text\ncaf\xe9\n")
     with pytest.raises(UserError, match=r"--encoding cp1252 \(Excel"):
         ModelFolder.read(str(folder)).predict_file(tmp_path / "b.csv", "cpu")
+    (tmp_path / "c.jsonl").write_text('{"id": 1, "data": {"text": "a"}}')
+    with pytest.raises(UserError, match="inside of data into a column of its own"):
+        ModelFolder.read(str(folder)).predict_file(tmp_path / "c.jsonl", "cpu")
     config = json.loads((folder / "config.json").read_text())
     few = {"id2label": {"0": "bad", "1": "good"}, "label2id": {"bad": 0, "good": 1}}
     for change, problem in (({"num_hidden_layers": 9}, "its config.json says 9"), (few, "weights of other sizes than")):
@@ -212,6 +215,16 @@ def test_errors_name_no_options_of_runs(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=problem) as caught:
             ModelFolder.read(str(folder)).predict_file(data, "cpu")
         assert (caught.value.key, caught.value.remedy) == ("folder", "Repair its files, or save the model again.")
+
+
+def test_what_a_folder_or_a_file_says_in_another_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A classifier that SetFit puts behind an encoder; several labels in the column of one."""
+    (save(tmp_path / "m", "vectors") / "model_head.pkl").write_bytes(b"")
+    ModelFolder.read(str(tmp_path / "m"))
+    assert "model_head.pkl is not read" in caplog.text
+    save(tmp_path / "labels", "classes", problem_type="multi_label_classification")
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": ["bad"]}')
+    assert ModelFolder.read(str(tmp_path / "labels"), tmp_path / "a.jsonl").task.label == "label"
 
 
 def test_segments_that_a_family_reads_as_words_are_refused(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def table(rng: Any, folder: Path) -> Case:
     data, text, all_text, standard = pandas.DataFrame(frame), "", "".join(frame["text"]), ODD_VALUES[0] not in values
     if "json" in form:
         orient = rng.choice(["records", "columns", "split", "index", "values"]) if form == "json" else "records"
-        standard &= orient in ("records", "columns")
+        standard &= orient in ("records", "columns", "index")
         options: dict[str, Any] = {"orient": orient, "lines": form != "json"}
         text = data.to_json(force_ascii=rng.random() < 0.5, **options)
     elif form != "parquet":

@@ -131,9 +131,9 @@ class TokenSplit(Split):
                 columns = [texts[first : first + EXAMPLES_PER_CALL] for texts in examples.texts]
                 encoded = tokenizer(*columns, return_token_type_ids=True, **options)
                 if [] in encoded["input_ids"]:  # decoders have no special tokens that an empty text would get
-                    problem = f"row {first + encoded['input_ids'].index([])} is an empty text, of which the tokenizer"
-                    problem = f"{problem} {tokenizer.name_or_path} makes no tokens"
-                    raise UserError("task.columns", None, problem, "Remove such rows, or take another teacher.")
+                    row = first + encoded["input_ids"].index([])
+                    problem = f"row {row} is an empty text, of which the tokenizer makes no tokens"
+                    raise UserError("task.columns", None, problem, "Remove such rows, or take another model.")
                 if full := [row for row, tokens in enumerate(encoded["input_ids"]) if len(tokens) >= max_length]:
                     ids_only = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
                     uncut = tokenizer(*([texts[row] for row in full] for texts in columns), **ids_only)["input_ids"]

@@ -245,7 +245,7 @@ def check_config(config: "PreTrainedConfig", key: str, value: Any) -> None:
     inside = getattr(config, "true_hidden_size", width)
     if not problems and inside % heads and not has_own_size:
         problems.append(f"has {heads} heads, which do not divide its width, {width}")
-    layers, _, _, inner_width, words = (getattr(config, name, 1) for name in SIZES)
+    layers, _, _, inner_width, words = (getattr(config, name, None) or 1 for name in SIZES)
     layers = min(layers, getattr(config, "num_hidden_groups", layers))  # ALBERT shares weights in groups
     rows = words + getattr(config, "max_position_embeddings", 1)
     needed = 4 * (rows * min(getattr(config, "embedding_size", width), width))

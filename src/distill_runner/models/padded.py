@@ -17,12 +17,15 @@ from distill_runner.models.families import HOOKED, PROJECTIONS
 from distill_runner.models.features import FeatureRequest, Features, is_other_classifier, reads_segments
 from distill_runner.models.vectors import SentenceEncoder
 
+MIXING_PADDING = ("convbert", "fnet")
+"""Families whose convolution or Fourier transform lets the tokens of a text see its padding."""
 RECORDING = "distill_runner_recording"
 
 
 def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs: FeatureRequest) -> Features:
     """Run ``model`` on the padded ``batch``; every layer is computed."""
-    if not isinstance(model, SentenceEncoder) and is_other_classifier(model.config):
+    mixes_padding = model.config.model_type in MIXING_PADDING and needs == FeatureRequest(logits=True)
+    if not isinstance(model, SentenceEncoder) and (mixes_padding or is_other_classifier(model.config)):
         return Features(_classifier_logits(model, batch))
     input_ids, segments, mask = batch.to_padded()
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}

@@ -64,6 +64,8 @@ FOLDER_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Name patterns of the weights that determine a folder's fingerprint."""
 CODE = ("*.py",)
 OF_MODEL2VEC = "model2vec's rule (unknown tokens are left out, and long texts cut)"
+SETFIT_HEAD = "model_head."
+"""Begin of the name of the classifier that SetFit puts after a sentence encoder, as a pickle file."""
 SEGMENTS_AS_WORDS = ("gpt2", "gpt_neo", "gptj", "gpt_bigcode", "openai-gpt", "ctrl")
 """Families that add the vector of the word with the number of a segment, unless the tokenizer makes no segments."""
 
@@ -176,6 +178,7 @@ class ModelSource:
         config, kind = self._config, type(self._config)
         fields = {*dir(kind), *config.attribute_map, *inspect.signature(kind.__init__).parameters}
         unread = [OF_MODEL2VEC] if self.download() != (own := self._files()) and (own / CONFIG).is_file() else []
+        unread += [name for name in self._file_names(own) if name.startswith(SETFIT_HEAD)]
         for file in METADATA_FILES:
             is_config = file == CONFIG
             try:

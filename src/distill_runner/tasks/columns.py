@@ -13,7 +13,7 @@ import numpy as np
 
 from distill_runner.common.errors import UserError, listed_names, override
 from distill_runner.datasets.readers.content import SplitTable, column_names, inspect_columns, read_columns
-from distill_runner.datasets.readers.table import DIGITS, TEXT, is_missing
+from distill_runner.datasets.readers.table import DIGITS, LIST, MAPPING, TEXT, is_missing
 
 LABEL = "label"
 """Default name of the label column."""
@@ -161,7 +161,9 @@ def infer_columns(task: Any) -> dict[str, Any]:
     texts = text_candidates(types, [*labels, *others])
     if not texts or len(texts) > MAX_CANDIDATES:
         problem = f"cannot be inferred: the data have {listed_names(list(types))}"
-        raise UserError("task.columns", None, problem, override("task.columns", ["<text>"]))
+        nested = [name for name, kind in types.items() if kind in (LIST, MAPPING)]
+        remedy = f"Write a text that is inside of {nested[0]} into a column of its own." if nested else None
+        raise UserError("task.columns", None, problem, remedy or override("task.columns", ["<text>"]))
     keys = [name for name, kind in types.items() if kind == TEXT and is_key(name)]
     if len(texts) > 1 or has_label_word(texts[0]) or keys:
         columns = read_columns(task, task.inferred_from, [*texts, *labels])
@@ -179,7 +181,7 @@ def find_label(label_columns: list[str], names: Sequence[str]) -> list[str] | No
     """
     if {*label_columns} <= {*names}:
         return label_columns
-    synonyms = [name for name in names if name.casefold() in LABELS] if label_columns == [LABEL] else []
+    synonyms = [name for name in names if name.casefold() in LABELS] if label_columns in ([LABEL], ["labels"]) else []
     if len(synonyms) > 1:
         remedy = override("task.label", synonyms[0]) + ", or another column"
         raise UserError("task.label", LABEL, f"could be {' or '.join(synonyms)}", remedy)

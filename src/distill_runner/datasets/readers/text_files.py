@@ -271,6 +271,9 @@ def _rows_of_object(value: Row, record: FileRecord) -> list[Any]:
     if are_columns or (columns and not tables and all(isinstance(column, list) for column in columns)):
         columns = [dict(enumerate(column)) for column in columns]
     if columns and all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
+        if all(map(str.isdigit, value)) and not any(map(str.isdigit, map(str, columns[0]))):  # orient="index"
+            record.remarks.append("objects by their numbers")
+            return [{"index": number, **row} for number, row in value.items()]
         record.remarks.append("columns")  # as pandas' to_json writes them
         return [dict(zip(value, (column[key] for column in columns), strict=True)) for key in columns[0]]
     return [value]
