@@ -224,7 +224,18 @@ def test_what_a_folder_or_a_file_says_in_another_place(tmp_path: Path, caplog: p
     assert "model_head.pkl is not read" in caplog.text
     save(tmp_path / "labels", "classes", problem_type="multi_label_classification")
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": ["bad"]}')
-    assert ModelFolder.read(str(tmp_path / "labels"), tmp_path / "a.jsonl").task.label == "label"
+    assert ModelFolder.read(str(tmp_path / "labels"), tmp_path / "a.jsonl").task.label_columns == ["label"]
+
+
+@pytest.mark.parametrize(("head", "own"), [("classes", ".csv"), ("words", ".jsonl"), ("answers", ".json")])
+def test_a_file_has_the_format_of_its_name(head: str, own: str, tmp_path: Path) -> None:
+    """CSV was written into predictions.jsonl and predictions.parquet."""
+    file, model = examples(tmp_path / "a.jsonl", head, 2), ModelFolder.read(str(save(tmp_path / "m", head)))
+    for suffix in {".csv", ".jsonl", ".json", ".parquet", ".npy"} - {own}:
+        with pytest.raises(UserError, match=f"Take {own}"):
+            model.predict_file(file, "cpu", suffix=suffix)
+    line = model.predict_file(file, "cpu", suffix=own.upper())[1]
+    assert ("not read: answers" if head == "answers" else "not read:") in line.text
 
 
 def test_segments_that_a_family_reads_as_words_are_refused(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_run_and_its_use(place: Path) -> None:
     expected = spearmanr(cosines, [float(row[2]) for row in rows])[0]
     assert result["metrics"]["spearman"] == pytest.approx(expected, abs=1e-6)  # type: ignore[index]
     ended = distill_run(place, "predict", str(folder), str(texts), "--out", "vectors.csv", "--device", "cpu")
-    assert "vectors are not written in this format" in ended.err
+    assert "(embeddings) are not written in this format" in ended.err
 
 
 @pytest.mark.parametrize("outputs", few_fast(["float32", "float16"], 1))

@@ -142,11 +142,15 @@ class ModelFolder:
 
         Args:
             encoding: as ``Dataset.encoding``, for this file.
-            suffix: ending of the prediction file's name, for tasks that write several formats.
+            suffix: ending of the prediction file's name; empty for the default format.
         Raises:
-            UserError: the file cannot be read.
+            UserError: the file cannot be read, or predictions are not written in this format.
         """
         require_table("file", file)
+        formats = self.task.prediction_formats
+        if suffix and (suffix := suffix.lower()) not in formats:
+            problem = f"predictions of this model ({self.task.type}) are not written in this format"
+            raise UserError("--out", suffix, problem, f"Take {' or '.join(formats)}.")
         if encoding is not None and not is_text_encoding(encoding):
             raise UserError("--encoding", encoding, "there is no such encoding of text", "Such as cp1252 or utf-16.")
         if self.task.unread_files:

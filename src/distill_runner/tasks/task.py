@@ -93,6 +93,7 @@ class Task(TaskSplits):
         output_kind: what the outputs are to metrics of ``evaluate``; None if these cannot score tasks of this type.
         has_ids: whether ``prediction_file`` names the examples by their ids, as official evaluation scripts read them.
         agreement_name: what ``agreement`` is a share of.
+        prediction_formats: endings of the names of files that ``distill-run predict`` writes.
     Raises:
         UserError: a metric is unknown, or ``TaskSplits`` refuses a field.
     """
@@ -238,7 +239,11 @@ class Task(TaskSplits):
             tables: what the readers took from the files.
         """
         account = account_of_tables(split, tables, self.columns, self.label_columns)
-        account.unread = [name for name in account.unread if name not in self.prediction_columns]
+        account.unread = [
+            name
+            for name in account.unread
+            if name not in self.prediction_columns and not (self.has_ids and name == "id")
+        ]
         labels, names = getattr(examples, "labels", None), self.head.names or ()
         if labels is None:
             return account
@@ -399,6 +404,7 @@ class Task(TaskSplits):
 
     has_ids: ClassVar[bool] = False
     agreement_name: ClassVar[str] = "same prediction"
+    prediction_formats: ClassVar[tuple[str, ...]] = (".csv",)
 
     def prediction_texts(self, outputs: np.ndarray, names: bool = True) -> list[str]:
         """Return the prediction for each example as text.
@@ -459,11 +465,8 @@ class Task(TaskSplits):
 
         Args:
             examples: the examples that ``split`` was written from.
-            suffix: the ending of the file's name, such as ``.npy``, for types with several formats; empty for the
-                default format.
+            suffix: one of ``prediction_formats``, or empty for the default one.
             columns: all columns of the file that was predicted, for formats that repeat some; none of a text file.
-        Raises:
-            UserError: there is no such format.
         """
 
 

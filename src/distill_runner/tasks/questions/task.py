@@ -74,6 +74,7 @@ class QuestionsTask(Task):
     pipeline_tag = "question-answering"
     has_token_outputs = True
     has_ids = True
+    prediction_formats = (".json",)
     served_program = SPANS
     served_example: ClassVar[tuple[str, str]] = (
         "Where did Ada Lovelace meet Babbage?",

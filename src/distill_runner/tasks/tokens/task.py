@@ -76,6 +76,7 @@ class TokensTask(Task):
     prediction_example: ClassVar[str] = override("task.teacher_spans", "<column of spans with scores>")
     inferred_fields: ClassVar[tuple[str, ...]] = ("scheme",)
     optional_columns: ClassVar[list[str]] = [ANSWER]
+    prediction_formats = (".jsonl", *CONLL_SUFFIXES)
     not_held_out = (
         "windows of one sentence would be both trained on and held out",
         "Take sentences: "
@@ -388,7 +389,7 @@ class TokensTask(Task):
         self, outputs: np.ndarray, split: Any, examples: Any, suffix: str, columns: Mapping[str, list[Any]]
     ) -> str:
         """Return words with their tags for a ``.conll`` file, and else the predicted entities as JSON lines."""
-        if suffix.lower() not in CONLL_SUFFIXES:
+        if suffix not in CONLL_SUFFIXES:
             return self._entity_lines(outputs, split, examples, columns)
         names = [self.tagset.names[tag] for tag in self.decode(outputs, split)[0]]
         blocks = []

@@ -57,6 +57,7 @@ class VectorTask(TextTask):
     single_texts = True
     weighs_examples = False
     agreement_name = "cosine with torch"
+    prediction_formats = (".npy", ".parquet")
     prediction_key: ClassVar[str] = "task.teacher_vectors"
     prediction_example: ClassVar[str] = override("task.teacher_vectors", ["vectors.npy"]) + " or columns of lists"
     example_fields = frozenset({"columns", "train_columns", "label", "type", "max_length", "version", "prompt"})
@@ -174,21 +175,16 @@ class VectorTask(TextTask):
         """Return the vectors as a file: ``.npy``, or ``.parquet`` with one column of lists for each column of texts.
 
         The array is float32, (N, C); with several columns of texts it is (N, columns, C).
-
-        Raises:
-            UserError: the format is not written.
         """
         rows = outputs.astype(np.float32).reshape(len(split), split.per_row, -1)
         stream = io.BytesIO()
         if suffix in (".npy", ""):
             np.save(stream, rows[:, 0] if split.per_row == 1 else rows)
-        elif suffix == ".parquet":
+        else:
             import pandas
 
             names = self.columns if len(self.columns) == split.per_row else [f"text{j}" for j in range(split.per_row)]
             pandas.DataFrame({name: [*rows[:, j]] for j, name in enumerate(names)}).to_parquet(stream)
-        else:
-            raise UserError("--out", suffix, "vectors are not written in this format", "Take .npy or .parquet.")
         return stream.getvalue()
 
 
