@@ -234,6 +234,9 @@ def _of_columns(
     ids = None if id_name is None else [*map(label_text, columns[id_name])]
     others = [name for name in columns if name != id_name]
     way, class_of = _columns_of_scores(others, classes)
+    values_of = chain(*(columns[name] for name in class_of)) if way == "end" else ()
+    if any(flag_of(value) is None and not NUMBER.fullmatch(label_text(value)) for value in values_of):
+        way, class_of = "", {}  # columns of texts
     scored = [*class_of]
     scores = np.array([[*map(_number, columns[name])] for name in scored], dtype=np.float64).T if scored else None
     groups = (() if key == "--gold" else PREDICTED, LABELS, ("score",))
