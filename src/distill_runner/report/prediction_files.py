@@ -171,7 +171,7 @@ def _parse(file: Path, key: str, classes: Sequence[str], gold_columns: Collectio
             return Values(file, [*answers], [*answers.values()], text="answers by id")
         if all(map(is_scores, by_id.values())) and not all("0" in own for own in by_id.values()):  # pandas has rows
             return _rankings(file, ((query, *pair) for query, own in by_id.items() for pair in own.items()))
-        if all(isinstance(own, dict) and {*own} & {*PREDICTED, *LABELS} for own in by_id.values()):
+        if all(isinstance(own, dict) for own in by_id.values()) and {*chain(*by_id.values())} & {*PREDICTED, *LABELS}:
             by_row = [{"id": one, **own} for one, own in by_id.items()]
             by_name = {name: [row.get(name) for row in by_row] for name in dict.fromkeys(chain(*by_row))}
             return _of_columns(file, key, by_name, {}, classes, gold_columns)
