@@ -15,6 +15,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+import transformers
 import yaml
 
 from distill_runner.common.errors import UserError, require_file
@@ -222,6 +223,10 @@ def test_what_a_folder_or_a_file_says_in_another_place(tmp_path: Path, caplog: p
     (save(tmp_path / "m", "vectors") / "model_head.pkl").write_bytes(b"")
     ModelFolder.read(str(tmp_path / "m"))
     assert "model_head.pkl is not read" in caplog.text
+    config = transformers.ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=32)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "images")
+    with pytest.raises(UserError, match="is a model of images"):
+        ModelFolder.read(str(tmp_path / "images"))
     save(tmp_path / "labels", "classes", problem_type="multi_label_classification")
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": ["bad"]}')
     assert ModelFolder.read(str(tmp_path / "labels"), tmp_path / "a.jsonl").task.label_columns == ["label"]

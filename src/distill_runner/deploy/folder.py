@@ -273,11 +273,16 @@ def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task"
         UserError: the folder does not say what its outputs are, or the data do not fit them.
     """
     from distill_runner.models.features import EncoderShape
+    from distill_runner.models.images import reads_images
     from distill_runner.models.metadata import MODULES, read_json
     from distill_runner.models.vectors import LENGTHS, UNLIMITED, source_folder
     from distill_runner.tasks import task_type
 
-    config, tokenizer = source.config(), source.tokenizer()
+    config = source.config()
+    if reads_images(config):
+        remedy = "Read are those of texts, and the student of a run: outputs/runs/<name>."
+        raise UserError("folder", source.name, f"is a model of images ({config.model_type})", remedy)
+    tokenizer = source.tokenizer()
     names, shape = [*(source.label_names or {}).values()], EncoderShape.of_classifier(config)
     if (num_ids := source.tokenizer_traits.num_ids) > shape.vocab_size:
         problem = f"its tokenizer has {num_ids} tokens, but the model has embeddings for {shape.vocab_size}"

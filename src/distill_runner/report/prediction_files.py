@@ -42,6 +42,7 @@ RENAME = "Name one column prediction, or label in the gold file; scores p_<class
 ID_OR_ORDER = "Name the column id, in both files, or remove it for the order."
 SAME_EXAMPLES = "Compare predictions of the same examples; those of files without ids have the order of the gold file."
 TREC = "Lines of rankings are query Q0 document rank score name, those of qrels query 0 document relevance."
+Columns = Mapping[str, list[Any]]
 _RUN = re.compile(r"\S+\s+(Q0|q0|0)\s+\S+\s+\d+\s+\S+\s+\S+")
 _QRELS = re.compile(r"\S+\s+\S+\s+\S+\s+-?\d+(\.0)?")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -175,7 +176,7 @@ def _parse(file: Path, key: str, classes: Sequence[str], gold_columns: Collectio
             by_row = [{"id": one, **own} for one, own in by_id.items()]
             by_name = {name: [row.get(name) for row in by_row] for name in dict.fromkeys(chain(*by_row))}
             return _of_columns(file, key, by_name, {}, classes, gold_columns)
-    class_names: Mapping[str, list[str]] = {}
+    class_names: Columns = {}
     if file.suffix == ".npy" or (file.suffix == ".json" and re.match(r"\s*\[\s*[^{\s]", content)):
         listed = json.loads(content) if is_text else np.load(file).tolist()
         return _of_columns(file, key, {"label": listed}, class_names, classes, gold_columns)
@@ -223,12 +224,7 @@ def is_scores(value: Any) -> bool:
 
 
 def _of_columns(
-    file: Path,
-    key: str,
-    columns: Mapping[str, list[Any]],
-    class_names: Mapping[str, list[str]],
-    classes: Sequence[str],
-    gold_columns: Collection[str],
+    file: Path, key: str, columns: Columns, class_names: Columns, classes: Sequence[str], gold_columns: Collection[str]
 ) -> Values:
     id_name = next((name for one in IDS for name in columns if name.casefold() == one), None)
     ids = None if id_name is None else [*map(label_text, columns[id_name])]
