@@ -198,10 +198,10 @@ def tokenizer_of(folder: Path, task: "Task") -> Any:
     from distill_runner.models.sources import resolve_source
 
     source = resolve_source(str(folder))
-    if task.tokenized and task.num_positions > (limit := EncoderShape.of_classifier(source.config()).max_length):
-        remedy = "Take " + override("task.max_length", limit) + "."
-        raise UserError("task.max_length", task.num_positions, f"the model reads at most {limit} tokens", remedy)
-    return source.tokenizer() if task.tokenized else None
+    if not task.tokenized:
+        return None
+    EncoderShape.of_classifier(source.config()).require_positions("task.max_length", task.num_positions)
+    return source.tokenizer()
 
 
 def require_table(key: str, file: Path) -> None:

@@ -68,10 +68,12 @@ class ModelConfig(Schema):
     allow_missing: bool = False
     vocabulary: Literal["full", "trim"] = "full"
 
-    @property
-    def copies_layers(self) -> bool:
-        """Whether the model copies layers of a source, so that it cannot have more layers than the source."""
-        return self.source is not None and self.layers not in ("random", "embeddings_only", "static")
+    def require_depth(self, depth: int) -> None:
+        """Raise a UserError if the model copies more layers than the ``depth`` of its source."""
+        copies_layers = self.source is not None and self.layers not in ("random", "embeddings_only", "static")
+        if copies_layers and self.num_layers is not None and self.num_layers > depth:
+            problem = f"must be between 1 and {depth}, the layers of {self.source}" if depth else "its source has none"
+            raise UserError(".model.num_layers", self.num_layers, problem)
 
     def output_names(self, label_names: Mapping[int, str] | None, source_name: str) -> Mapping[int, str] | None:
         """Return the names of a kept head's outputs: those of the user, or else those of its configuration.

@@ -145,6 +145,12 @@ class EncoderShape:
     def reads_images(self) -> bool:
         return self.num_channels > 0
 
+    def require_positions(self, key: str, length: int) -> None:
+        """Raise a UserError if texts are longer, with ``key=length``, than the model reads."""
+        if length > self.max_length:
+            problem = f"the model reads at most {self.max_length} tokens"
+            raise UserError(key, length, problem, "Take " + override(key, self.max_length) + ".")
+
     @property
     def num_products(self) -> int:
         """The multiplications that a token takes in the layers, and so the number of their weights."""

@@ -428,9 +428,7 @@ def read_config(model: ModelConfig, source: ModelSource | None = None) -> PreTra
         problem = "an image network cannot be cut to some of its layers"
         remedy = "Leave it out, or take a new network: " + override("student", "resnet8")
         raise UserError(".model.num_layers", model.num_layers, problem, remedy)
-    if model.copies_layers and model.num_layers > (depth := getattr(config, "num_hidden_layers", 0)):
-        problem = f"must be between 1 and {depth}, the layers of {model.source}" if depth else "its source has none"
-        raise UserError(".model.num_layers", model.num_layers, problem)
+    model.require_depth(getattr(config, "num_hidden_layers", 0))
     if layer_types := getattr(config, "layer_types", None):  # ModernBERT: a copied layer stays local or global
         numbers = layers_to_copy(len(layer_types), model.num_layers, model.layers)
         numbers = numbers or [j % len(layer_types) + 1 for j in range(model.num_layers)]

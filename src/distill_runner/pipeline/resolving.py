@@ -30,11 +30,9 @@ def resolve_stage(stages: Mapping[str, StageConfig], name: str, precision: str) 
     resolver = _Resolver(stages, precision)
     resolver.resolve(name, "stage", name, ())
     for stage in resolver.stages.values():
-        config, max_length = stage.config, stage.shape.max_length
-        if config.prediction_source is None and config.num_positions > max_length:
-            key = "task.max_length" if config.task else "corpus.max_length"
-            problem = f"the model reads at most {max_length} tokens"
-            raise UserError(key, config.num_positions, problem, "Take " + override(key, max_length) + ".")
+        if stage.config.prediction_source is None:
+            key = "task.max_length" if stage.config.task else "corpus.max_length"
+            stage.shape.require_positions(key, stage.config.num_positions)
     return resolver.stages[name]
 
 
@@ -207,10 +205,8 @@ def _shape(config: StageConfig, source: Stage | None, model_source: ModelSource 
         problem = f"a {source.shape.model_type} is not a bidirectional text encoder, so no other model starts from it"
         raise UserError(".model.source", None, problem, "Take another: " + override("student", "ettin_32m"))
     else:
-        num_layers = model.num_layers or source.shape.num_layers
-        if model.copies_layers and num_layers > (depth := source.shape.num_layers):
-            raise UserError(".model.num_layers", num_layers, f"must be between 1 and {depth}, the layers of its source")
-        shape = replace(source.shape, num_layers=num_layers)
+        model.require_depth(source.shape.num_layers)
+        shape = replace(source.shape, num_layers=model.num_layers or source.shape.num_layers)
     if task is None:
         if shape.reads_images:
             problem = f"a model of type {shape.model_type} is an image network, but this stage reads text of a corpus"
@@ -338,8 +334,6 @@ def _require_readable(stage: Stage, teacher: Stage) -> None:
 
 def _require_same_vocabulary(teacher: Stage, student: Stage) -> None:
     """Raise a UserError if the models read different tokens, or if only one vocabulary is still to be trained."""
-    if teacher.tokenizer_spec == student.tokenizer_spec:
-        return
     if isinstance(teacher.tokenizer, TrimmedTokenizer) or isinstance(student.tokenizer, TrimmedTokenizer):
         problem = "this method compares tokens, but one of teacher and student starts from a stage with fewer tokens"
         raise UserError(VOCABULARY, TRIM, problem, "Trim the vocabulary of the last stage only.")
