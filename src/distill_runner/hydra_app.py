@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from distill_runner.commands.parser import summaries
 from distill_runner.common.errors import TrainingPaused, UnexpectedExit, UserError
 from distill_runner.common.process import num_launched, protect_output, sigterm_as_interrupt
+from distill_runner.common.terminal import output_width
 from distill_runner.compose import resolvers
 from distill_runner.compose.command_line import help_text, hydra_arguments
 from distill_runner.compose.folders import config_folder
@@ -74,7 +75,6 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         raise explain(error, arguments) or error from error
     finally:
         if folders:
-            from distill_runner.common.terminal import output_width
             from distill_runner.report.collect import read_results
             from distill_runner.report.formats import terminal
             from distill_runner.report.frame import tabulate

@@ -9,16 +9,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.special import rel_entr
+from sklearn.decomposition import PCA
+from sklearn.metrics.pairwise import paired_cosine_distances
 
 from distill_runner.common.terminal import markdown_table
 from distill_runner.report.figures import COLORS, legend, style
 from distill_runner.tasks.task import ExamplePredictions
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Layers = Mapping[int, np.ndarray]
 """States or attention of a model, by layer."""
@@ -95,8 +96,6 @@ class ScoreHistory:
         Epochs are in ``metrics.jsonl``. If another run trained the student, that file has none, and ``result.json`` has
         the scores alone.
         """
-        import pandas as pd
-
         points = pd.read_json(folder / "metrics.jsonl", lines=True)
         if (name := next((key for key in points if str(key).startswith("validation/")), None)) is None:
             epochs = json.loads((folder / "result.json").read_text(encoding="utf-8"))["history"]
@@ -111,14 +110,12 @@ class ScoreHistory:
 
 def divergence(teacher: np.ndarray, student: np.ndarray) -> np.ndarray:
     """Return KL(teacher || student) of attention maps (heads, L, L), averaged over rows: one number per head."""
-    from scipy.special import rel_entr
-
     return np.asarray(rel_entr(teacher, student).sum(-1).mean(-1))
 
 
 def draw_attention(
     tokens: Sequence[str], teacher: Layers, students: Mapping[str, Layers], layer_pairs: Mapping[int, int], head: int
-) -> "Figure":
+) -> Figure:
     """Draw the attention maps of one head, one row per pair of layers.
 
     The title of a student's map gives its KL divergence from the teacher's map. The maps of a row share one color
@@ -129,8 +126,6 @@ def draw_attention(
         layer_pairs: teacher layer by student layer.
         head: index from 0 (Figure 11 shows head 0).
     """
-    from matplotlib.figure import Figure
-
     size = 1 + len(tokens) / 8
     figure = Figure(figsize=(size * (1 + len(students)), size * len(layer_pairs) + 0.3), layout="constrained")
     figure.suptitle(f"attention of head {head}", fontsize=9)
@@ -165,8 +160,6 @@ def principal_components(groups: Sequence[np.ndarray]) -> tuple[list[np.ndarray]
     Returns:
         The coordinates of each group, and the shares (2,) of the variance that the components explain.
     """
-    from sklearn.decomposition import PCA
-
     analysis = PCA(2, svd_solver="full")
     coordinates = analysis.fit_transform(np.concatenate(groups).astype(np.float64))
     return np.split(coordinates, np.cumsum([len(group) for group in groups])[:-1]), analysis.explained_variance_ratio_
@@ -174,8 +167,6 @@ def principal_components(groups: Sequence[np.ndarray]) -> tuple[list[np.ndarray]
 
 def distances(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:
     """Return 1 minus the cosine between states (n, H) of student and teacher, for each example: (n,), 0 to 2."""
-    from sklearn.metrics.pairwise import paired_cosine_distances
-
     cosine_distances: np.ndarray = paired_cosine_distances(student.astype(np.float64), teacher.astype(np.float64))
     return cosine_distances
 
@@ -186,7 +177,7 @@ def number_table(header: Sequence[str], rows: Mapping[str, Sequence[float]]) -> 
     return markdown_table(header, [[name, *row] for name, row in cells.items()])
 
 
-def draw_alpha(weights: Mapping[str, Layers], examples: np.ndarray) -> "Figure":
+def draw_alpha(weights: Mapping[str, Layers], examples: np.ndarray) -> Figure:
     """Draw a heat map for each run (across) and student layer (down), all with one color scale (Figure 3).
 
     Args:
@@ -194,8 +185,6 @@ def draw_alpha(weights: Mapping[str, Layers], examples: np.ndarray) -> "Figure":
             drawn gray.
         examples: indices of the examples in the split.
     """
-    from matplotlib.figure import Figure
-
     layers = next(iter(weights.values()))
     rows, depth = next(iter(layers.values())).shape
     highest = max(float(np.nanmax(alpha)) for run in weights.values() for alpha in run.values())
@@ -217,7 +206,7 @@ def draw_alpha(weights: Mapping[str, Layers], examples: np.ndarray) -> "Figure":
     return figure
 
 
-def draw_states(layer_pairs: Mapping[int, int], teacher: Layers, students: Mapping[str, Layers]) -> "Figure":
+def draw_states(layer_pairs: Mapping[int, int], teacher: Layers, students: Mapping[str, Layers]) -> Figure:
     """Draw, for each pair of layers, the states in a plane, and below it the students' distances from the teacher.
 
     This repeats Figure 4.
@@ -226,8 +215,6 @@ def draw_states(layer_pairs: Mapping[int, int], teacher: Layers, students: Mappi
         layer_pairs: teacher layer by student layer.
         teacher, students: states (examples, H) by layer.
     """
-    from matplotlib.figure import Figure
-
     styles = {_TEACHER: {"color": GREEN, "marker": "^"}}
     for number, name in enumerate(students):
         styles[name] = {"color": (BLUE, RED, *OTHERS)[number % (len(COLORS) - 1)], "marker": "osDv"[number % 4]}

@@ -1,24 +1,34 @@
 """A finished run: its student and its teacher, read from the store, and their outputs on validation examples."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import OmegaConf
 
 from distill_runner.common.errors import UserError, override, quantity
 from distill_runner.compose.run_config import typed_run
-
-if TYPE_CHECKING:
-    from contextlib import ExitStack
-
-    from distill_runner.models.families import Projection
-    from distill_runner.models.features import FeatureRequest, Features
-    from distill_runner.pipeline.build import Pipeline
-    from distill_runner.pipeline.stages import Stage
-    from distill_runner.tasks.task import ExamplePredictions
+from distill_runner.methods.base import LayeredTerm
+from distill_runner.methods.hidden_states import Attend, HiddenStateLoss
+from distill_runner.models.build import load_model
+from distill_runner.models.extract import extract
+from distill_runner.models.families import Projection
+from distill_runner.models.features import FeatureRequest, Features
+from distill_runner.models.sources import resolve_source
+from distill_runner.pipeline.build import Pipeline
+from distill_runner.pipeline.planning import needed_specs
+from distill_runner.pipeline.resolving import resolve_stage
+from distill_runner.pipeline.stages import Stage
+from distill_runner.pipeline.store import Store
+from distill_runner.pipeline.targets import with_teacher_tokenizer
+from distill_runner.report.collect import label
+from distill_runner.report.result import describe_run
+from distill_runner.tasks.task import ExamplePredictions
+from distill_runner.training.train import PREDICTIONS
 
 
 @dataclass
@@ -30,11 +40,11 @@ class FinishedRun:
 
     folder: Path
     name: str
-    stage: "Stage"
-    pipeline: "Pipeline"
+    stage: Stage
+    pipeline: Pipeline
 
     @classmethod
-    def read(cls, folder: Path, stack: "ExitStack | None" = None) -> "FinishedRun":
+    def read(cls, folder: Path, stack: ExitStack | None = None) -> "FinishedRun":
         """Read a finished run from its folder.
 
         Args:
@@ -42,13 +52,6 @@ class FinishedRun:
         Raises:
             UserError: the folder holds no run, or the artifacts of student or teacher are not in the store.
         """
-        from distill_runner.pipeline.build import Pipeline
-        from distill_runner.pipeline.planning import needed_specs
-        from distill_runner.pipeline.resolving import resolve_stage
-        from distill_runner.pipeline.store import Store
-        from distill_runner.report.collect import label
-        from distill_runner.report.result import describe_run
-
         if not (folder / "config.yaml").is_file():
             raise UserError("run", folder, "is not the folder of a run", "Give folders in outputs/runs.")
         config: Any = OmegaConf.load(folder / "config.yaml")
@@ -65,15 +68,13 @@ class FinishedRun:
         return cls(folder, f"{label(describe_run(run))}, {quantity(stage.shape.num_layers, 'layer')}", stage, pipeline)
 
     @property
-    def teacher(self) -> "Stage":
+    def teacher(self) -> Stage:
         if self.stage.teacher is None:
             raise UserError("run", self.folder, "has no teacher to compare it with")
         return self.stage.teacher
 
-    def example_predictions(self, stage: "Stage") -> "ExamplePredictions":
+    def example_predictions(self, stage: Stage) -> ExamplePredictions:
         """Return the predictions of a stage's model on the examples of the first validation split."""
-        from distill_runner.training.train import PREDICTIONS
-
         if stage.has_columns:
             problem = "its teacher is columns of the training data, without predictions for other examples"
             raise UserError("run", self.folder, problem)
@@ -88,10 +89,8 @@ class FinishedRun:
     def tokens(self) -> Any:
         return self._tokens_of(self.stage)
 
-    def _tokens_of(self, stage: "Stage") -> Any:
+    def _tokens_of(self, stage: Stage) -> Any:
         """Return the validation examples as the tokenizer of the student or of its teacher encodes them."""
-        from distill_runner.pipeline.targets import with_teacher_tokenizer
-
         split = self.stage.task.validation[self.split]
         return self.pipeline.inputs.split(with_teacher_tokenizer(self.stage, stage), split)
 
@@ -101,16 +100,12 @@ class FinishedRun:
 
     def words(self, example: int) -> list[str]:
         """Return the tokens of a validation example."""
-        from distill_runner.models.sources import resolve_source
-
         tokenizer = resolve_source(str(self.pipeline.build(self.stage) / "model")).tokenizer()
         words: list[str] = tokenizer.convert_ids_to_tokens(self.tokens.batch([example]).input_ids.tolist())
         return words
 
-    def attention(self, stage: "Stage", example: int) -> dict[int, np.ndarray]:
+    def attention(self, stage: Stage, example: int) -> dict[int, np.ndarray]:
         """Return the attention probabilities (heads, L, L) of one example by layer, for every layer."""
-        from distill_runner.models.features import FeatureRequest
-
         names: tuple[Projection, ...] = ("query", "key")
         requested = frozenset((name, layer) for layer in range(1, stage.shape.num_layers + 1) for name in names)
         features = self._features(stage, self._tokens_of(stage).batch([example]), FeatureRequest(projections=requested))
@@ -121,10 +116,8 @@ class FinishedRun:
             maps[k] = (query @ key.mT / key.shape[-1] ** 0.5).softmax(-1).numpy()
         return maps
 
-    def states(self, stage: "Stage", layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
+    def states(self, stage: Stage, layers: Sequence[int], examples: np.ndarray) -> dict[int, np.ndarray]:
         """Return the [CLS] outputs (n, H) by layer for n examples, in the order of ``examples``."""
-        from distill_runner.models.features import FeatureRequest
-
         batch = self._tokens_of(stage).batch(examples)
         cls = self._features(stage, batch, FeatureRequest(cls=frozenset(layers))).cls
         row = {example: number for number, example in enumerate(batch.index.tolist())}
@@ -140,10 +133,6 @@ class FinishedRun:
             UserError: the run does not attend to teacher layers, its attention has trained projections, which are not
                 kept, or it does not supervise one of ``layers``.
         """
-        import torch
-
-        from distill_runner.methods.hidden_states import Attend, HiddenStateLoss
-
         for term in self.stage.build_method().named_terms().values():
             if isinstance(term, HiddenStateLoss) and isinstance(term.combination, Attend):
                 combination = term.combination
@@ -170,19 +159,12 @@ class FinishedRun:
     @property
     def layer_pairs(self) -> dict[int, int]:
         """Teacher layer by student layer, from the first loss term that compares single layers; empty if none does."""
-        from distill_runner.methods.base import LayeredTerm
-
         for term in self.stage.build_method().named_terms().values():
             if isinstance(term, LayeredTerm) and all(len(entry) == 1 for entry in term.layers.values()):
                 return {j: entry[0] for j, entry in term.layers.items()}
         return {}
 
-    def _features(self, stage: "Stage", batch: Any, needs: "FeatureRequest") -> "Features":
-        import torch
-
-        from distill_runner.models.build import load_model
-        from distill_runner.models.extract import extract
-
+    def _features(self, stage: Stage, batch: Any, needs: FeatureRequest) -> Features:
         model = load_model(self.pipeline.build(stage) / "model", stage.head).eval()
         with torch.inference_mode():
             return extract(model, batch, needs)

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from distill_runner.analysis import comparisons
 from distill_runner.analysis.finished_run import FinishedRun
 from distill_runner.common.errors import UserError
 from distill_runner.common.library_switches import quiet_transformers
+from distill_runner.methods.layer_mapping import LayerMapping, one_to_one
+from distill_runner.pipeline.store import key_of
 from distill_runner.report.collect import grouped
 from distill_runner.report.figures import draw_epochs, save
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def agreement(runs: Sequence[FinishedRun], options: Namespace) -> None:
@@ -40,7 +40,7 @@ def samples(runs: Sequence[FinishedRun], options: Namespace) -> None:
     print(comparisons.samples_table(first.texts(examples), [*map(teacher.label_text, examples)], answers, examples))
 
 
-def history(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
+def history(runs: Sequence[FinishedRun], options: Namespace) -> Figure:
     curves: dict[str, dict[str, list[list[float]]]] = {}
     ends = {}
     for name, seeds in _seeds_by_name(runs).items():
@@ -52,8 +52,6 @@ def history(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
 
 def _seeds_by_name(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     """Return the runs by name, with runs that differ only in the student's seed under one name."""
-    from distill_runner.pipeline.store import key_of
-
     runs = [replace(run, name=run.name.removesuffix(f", {run.folder.name}")) for run in runs]
     groups = grouped((key_of({**run.stage.spec, "seed": None}), run) for run in runs)
     firsts = _with_unique_names([seeds[0] for seeds in groups.values()])
@@ -63,9 +61,7 @@ def _seeds_by_name(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     }
 
 
-def attention(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
-    from distill_runner.methods.layer_mapping import LayerMapping, one_to_one
-
+def attention(runs: Sequence[FinishedRun], options: Namespace) -> Figure:
     first = _require_same_teacher(runs)
     shape, teacher_shape = first.stage.shape, first.teacher.shape
     for run in runs:
@@ -91,7 +87,7 @@ def attention(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
     return comparisons.draw_attention(first.words(options.example), teacher, students, layer_pairs, options.head)
 
 
-def alpha(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
+def alpha(runs: Sequence[FinishedRun], options: Namespace) -> Figure:
     examples = _draw_examples(_require_same_teacher(runs), options.samples, 10)
     weights = {run.name: run.alpha(options.layers or [1], examples) for run in runs}
     means = {f"{name}, layer {j}": alpha.mean(0) for name, run in weights.items() for j, alpha in run.items()}
@@ -100,7 +96,7 @@ def alpha(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
     return comparisons.draw_alpha(weights, examples)
 
 
-def states(runs: Sequence[FinishedRun], options: Namespace) -> "Figure":
+def states(runs: Sequence[FinishedRun], options: Namespace) -> Figure:
     first = _require_same_teacher(runs)
     layer_pairs = _layer_pairs(runs, options.layers)
     examples = _draw_examples(first, options.samples, 100)
@@ -123,8 +119,6 @@ def _layer_pairs(runs: Sequence[FinishedRun], layers: Sequence[int] | None) -> d
     Raises:
         UserError: the students' states cannot be compared, or a student layer has no teacher layer.
     """
-    from distill_runner.methods.layer_mapping import LayerMapping, one_to_one
-
     first, teacher = runs[0], runs[0].teacher.shape
     for run in runs:
         _require_equal(run, "layers", run.stage.shape.num_layers, first.stage.shape.num_layers, first)

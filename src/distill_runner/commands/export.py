@@ -12,11 +12,13 @@ from distill_runner.commands.parser import task_options
 from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
 from distill_runner.common.schema import LARGEST
+from distill_runner.datasets.tokenization import save_tokenizer
 from distill_runner.deploy import measure
 from distill_runner.deploy.folder import ModelFolder
 from distill_runner.deploy.measure import BATCH, EXACT, INT8, ModelForm
 from distill_runner.deploy.onnx import FOLDER, require_onnx, versions
 from distill_runner.deploy.serving import write_service
+from distill_runner.models.sources import resolve_source
 from distill_runner.pipeline.status import write_json
 from distill_runner.report.card import CARD
 from distill_runner.training.config import MAX_THREADS
@@ -57,8 +59,8 @@ def export(options: Namespace) -> int:
         teacher = _teacher(model.run) if model.run else None
         models = {"teacher": (teacher, Path(scratch))} if teacher else {}
         models[own] = (model.model, target)
-        measured = measure.Measurement(options.threads, options.examples, options.int8, options.within)
-        rows, machine = measure.evaluate(models, task, model.head, measured)
+        conditions = options.threads, options.examples, options.int8, options.within
+        rows, machine = measure.evaluate(models, task, model.head, *conditions)
     for file in (target / FOLDER).iterdir():
         if file.stat().st_mtime < started:  # of an earlier export, which had other forms or an earlier student
             file.unlink()
@@ -80,9 +82,6 @@ def export(options: Namespace) -> int:
 
 def _copy(model: ModelFolder, target: Path) -> None:
     """Write what an exported model needs beside its ONNX files: configuration, tokenizer and card."""
-    from distill_runner.datasets.tokenization import save_tokenizer
-    from distill_runner.models.sources import resolve_source
-
     source = resolve_source(str(model.model))
     target.mkdir(parents=True, exist_ok=True)
     card = model.model / CARD

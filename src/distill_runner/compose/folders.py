@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
@@ -78,8 +79,6 @@ def groups() -> list[str]:
 
 def configuration_keys() -> dict[str, list[str]]:
     """Return the groups and the dotted keys of all files, each with its origins, such as ``task=rte``."""
-    import yaml
-
     keys: dict[str, list[str]] = {}
     for file, folder in ((file, root) for root in all_folders() for file in sorted(root.rglob("*.yaml"))):
         group = file.relative_to(folder).parent.as_posix()

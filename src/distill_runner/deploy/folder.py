@@ -6,31 +6,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import yaml
 
 from distill_runner.common.errors import UserError, format_typed, override, quantity, require_file
+from distill_runner.common.library_switches import quiet_transformers
 from distill_runner.common.schema import validate_config
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.readers.content import column_names, read_columns
 from distill_runner.datasets.readers.dataset import is_text_encoding
 from distill_runner.datasets.readers.formats import PLAIN_TEXT, file_format, require_format
 from distill_runner.datasets.readers.table import recorded_tables
+from distill_runner.datasets.splits import Split
+from distill_runner.datasets.tokenization import Examples
+from distill_runner.models.build import load_model
+from distill_runner.models.config import Head
+from distill_runner.models.features import EncoderShape
+from distill_runner.models.images import reads_images
+from distill_runner.models.metadata import MODULES, SETTINGS, read_json
+from distill_runner.models.sources import ModelSource, resolve_source
+from distill_runner.models.vectors import LENGTHS, UNLIMITED, source_folder
+from distill_runner.tasks import Task, task_type
 from distill_runner.tasks.columns import LABEL, infer_columns
 from distill_runner.tasks.split_account import data_line
 from distill_runner.tasks.task_splits import NO_SPLIT, VALIDATION
 from distill_runner.tasks.text import SCORE_FIELDS
 from distill_runner.tasks.tokens.tags import OUTSIDE
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from distill_runner.datasets.splits import Split
-    from distill_runner.datasets.tokenization import Examples
-    from distill_runner.models.config import Head
-    from distill_runner.models.sources import ModelSource
-    from distill_runner.tasks import Task
+from distill_runner.training.data import predict
+from distill_runner.training.devices import Device
 
 log = logging.getLogger(__name__)
 Prediction = TypeVar("Prediction")
@@ -58,7 +63,7 @@ class ModelFolder:
 
     name: str
     model: Path
-    task: "Task"
+    task: Task
     run: Path | None = None
 
     @classmethod
@@ -92,14 +97,12 @@ class ModelFolder:
         return cls(name, source.download(weights=True), task)
 
     @property
-    def head(self) -> "Head":
+    def head(self) -> Head:
         """The head of the model: a run knows the classes by name, other folders by the order of their outputs."""
         head = self.task.head
         return replace(head, keeps_order=head.keeps_order or self.run is None)
 
-    def predict(
-        self, task: "Task", device: str, read: Callable[["np.ndarray", "Split", "Examples"], Prediction]
-    ) -> Prediction:
+    def predict(self, task: Task, device: str, read: Callable[[np.ndarray, Split, Examples], Prediction]) -> Prediction:
         """Run the model on the test split of ``task`` and return ``read(outputs, split, examples)``.
 
         The split is on disk only during the call, hence the callback.
@@ -109,13 +112,6 @@ class ModelFolder:
             device: name of the device.
             read: function of the outputs of the head, the split, and the examples that the split was written from.
         """
-        import numpy as np
-
-        from distill_runner.common.library_switches import quiet_transformers
-        from distill_runner.models.build import load_model
-        from distill_runner.training.data import predict
-        from distill_runner.training.devices import Device
-
         quiet_transformers()
         try:
             place = Device.from_name(device, "fp32")
@@ -166,7 +162,7 @@ class ModelFolder:
             fields["columns"] = ["text"]
         task = self.task.model_copy(update=fields)
 
-        def with_account(outputs: "np.ndarray", split: "Split", examples: "Examples") -> Any:
+        def with_account(outputs: np.ndarray, split: Split, examples: Examples) -> Any:
             account = task.account(TEST, examples, tables)
             line = data_line({file.name: account}, {}, "text" if task.tokenized else "image")
             has_columns = file_format(file) != PLAIN_TEXT and task.tokenized
@@ -188,15 +184,12 @@ class ModelFolder:
             raise UserError("file", file, error.problem, remedy) from error
 
 
-def tokenizer_of(folder: Path, task: "Task") -> Any:
+def tokenizer_of(folder: Path, task: Task) -> Any:
     """Return the tokenizer of a model; None for a task of images.
 
     Raises:
         UserError: the task's texts may be longer than the model reads.
     """
-    from distill_runner.models.features import EncoderShape
-    from distill_runner.models.sources import resolve_source
-
     source = resolve_source(str(folder))
     if not task.tokenized:
         return None
@@ -210,14 +203,12 @@ def require_table(key: str, file: Path) -> None:
     require_format(key, file)
 
 
-def _task_of_run(folder: Path, options: Mapping[str, Any]) -> "Task":
+def _task_of_run(folder: Path, options: Mapping[str, Any]) -> Task:
     """Return the task of the student of a run.
 
     Raises:
         UserError: the folder holds no finished run.
     """
-    from distill_runner.tasks import task_type
-
     remedy = "Name the folder of a finished run: outputs/runs/<name>."
     if not (folder / "model" / "config.json").is_file():
         raise UserError("folder", folder, "holds no student", remedy)
@@ -242,16 +233,12 @@ def _task_of_run(folder: Path, options: Mapping[str, Any]) -> "Task":
     return validate_config(schema, fields | options, "task.").resolved()
 
 
-def _read_other(name: str, options: Mapping[str, Any]) -> tuple["ModelSource", "Task", list[str]]:
+def _read_other(name: str, options: Mapping[str, Any]) -> tuple[ModelSource, Task, list[str]]:
     """Return a model that others trained, its task, and what its files say that is not read.
 
     Raises:
         UserError: as ``ModelFolder.read``.
     """
-    from distill_runner.models.metadata import SETTINGS, read_json
-    from distill_runner.models.sources import resolve_source
-    from distill_runner.models.vectors import source_folder
-
     source = resolve_source(name)
     folder = source_folder(source)
     source.require_weights()
@@ -266,18 +253,12 @@ def _read_other(name: str, options: Mapping[str, Any]) -> tuple["ModelSource", "
     return source, task, unread
 
 
-def _task_of_others(source: "ModelSource", options: Mapping[str, Any]) -> "Task":
+def _task_of_others(source: ModelSource, options: Mapping[str, Any]) -> Task:
     """Return the task of a model that others trained: what its folder says, and what its data say if there are any.
 
     Raises:
         UserError: the folder does not say what its outputs are, or the data do not fit them.
     """
-    from distill_runner.models.features import EncoderShape
-    from distill_runner.models.images import reads_images
-    from distill_runner.models.metadata import MODULES, read_json
-    from distill_runner.models.vectors import LENGTHS, UNLIMITED, source_folder
-    from distill_runner.tasks import task_type
-
     config = source.config()
     if reads_images(config):
         remedy = "Read are those of texts, and the student of a run: outputs/runs/<name>."

@@ -21,6 +21,7 @@ from distill_runner.deploy import frontier, measure, onnx
 from distill_runner.deploy.frontier import TEACHER, Candidate
 from distill_runner.deploy.measure import BATCH, EXACT, INT8, PaddedSplit
 from distill_runner.deploy.serving import write_service
+from distill_runner.models.build import load_model
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
@@ -192,8 +193,6 @@ class Exporter:
         return file, Predictions.read(folder / PREDICTION_FILE, self.task.metrics[0])
 
     def _write(self, form: str, folder: Path) -> None:
-        from distill_runner.models.build import load_model
-
         log.info("%s: exporting to %s", self.stage.name, form)
         if form == EXACT:
             network = load_model(self.pipeline.build(self.stage) / "model", self.stage.head)

@@ -10,22 +10,25 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from scipy.special import bdtr, ndtri
 
 from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.terminal import markdown_table
 from distill_runner.datasets.metrics import f1_of_counts
+from distill_runner.datasets.splits import Split
+from distill_runner.deploy.folder import tokenizer_of
 from distill_runner.deploy.onnx import FOLDER, PLAIN, Inputs, OnnxEngine, TorchEngine, export, quantize
+from distill_runner.models.build import count_parameters, load_model
+from distill_runner.models.config import Head
+from distill_runner.models.features import is_other_classifier
 from distill_runner.report.compare import Predictions, pair_predictions
 from distill_runner.report.resampling import ExampleTest, SummedScores
 from distill_runner.report.statistics import ALPHA, CONFIDENCE, POWER
-
-if TYPE_CHECKING:
-    from distill_runner.datasets.splits import Split
-    from distill_runner.models.config import Head
-    from distill_runner.tasks import Task
+from distill_runner.tasks import Task
 
 log = logging.getLogger(__name__)
 Engine = Callable[[Inputs], np.ndarray]
@@ -46,7 +49,7 @@ class PaddedSplit:
         tokenizer: of texts; it knows the names of the model's inputs and the padding token.
     """
 
-    def __init__(self, split: "Split", tokenizer: Any) -> None:
+    def __init__(self, split: Split, tokenizer: Any) -> None:
         self.split, self.tokenizer = split, tokenizer
         self.order = np.argsort(split.lengths, kind="stable")
 
@@ -69,8 +72,6 @@ class PaddedSplit:
         Args:
             batch_size: 1 for int8, which rounds an example by the values of the others in its batch.
         """
-        import torch
-
         outputs = np.zeros((self.split.num_outputs, 0), dtype=np.float32)
         for start in range(0, len(self), batch_size):
             index = self.order[start : start + batch_size]
@@ -114,8 +115,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
     It assumes no distribution: the median lies below all n values with probability 1 / 2^n, and so on.
     """
-    from scipy.special import bdtr
-
     ordered = sorted(values)
     skipped = 0
     while 2 * (skipped + 1) < len(ordered) and 2 * bdtr(skipped + 1, len(ordered), 0.5) <= 1 - CONFIDENCE:
@@ -251,25 +250,14 @@ class ModelForm:
         return self.form == EXACT or (self.p is not None and self.p <= ALPHA)
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What is measured of a model.
-
-    Attributes:
-        threads: number of CPU threads of each engine.
-        examples: number of examples that are timed.
-        int8: whether the model is measured in ONNX with 8 bits, too.
-        margin: in points, by which ONNX may be worse than torch.
-    """
-
-    threads: int
-    examples: int
-    int8: bool
-    margin: float | None = None
-
-
 def evaluate(
-    models: Mapping[str, tuple[Path, Path]], task: "Task", head: "Head", measured: Measurement
+    models: Mapping[str, tuple[Path, Path]],
+    task: Task,
+    head: Head,
+    threads: int,
+    num_timed: int,
+    int8: bool,
+    margin: float | None,
 ) -> tuple[list[ModelForm], dict[str, Any]]:
     """Write models as ONNX, and return a row for each in torch, in ONNX and, if asked for, in ONNX with 8 bits.
 
@@ -277,15 +265,15 @@ def evaluate(
         models: by name, the folder of a model, and the folder in which its ONNX files get a subfolder.
         task: the task of the models; its first validation split is read.
         head: the head of the models.
+        threads: number of CPU threads of each engine.
+        num_timed: number of examples that are timed; all if there are fewer.
+        int8: whether the models are measured in ONNX with 8 bits, too.
+        margin: in points, by which ONNX may be worse than torch; None does not test it.
     Returns:
         The rows; and the machine with its load, the numbers of examples and the tokens of the timed ones.
     Raises:
         UserError: a model cannot be exported, or ONNX in float32 gives other outputs than torch.
     """
-    from distill_runner.deploy.folder import tokenizer_of
-    from distill_runner.models.build import count_parameters, load_model
-    from distill_runner.models.features import is_other_classifier
-
     examples = task.examples(next(iter(task.validation.values())))
     engines, splits, rows = dict[str, Any](), dict[str, PaddedSplit](), list[ModelForm]()
     with TemporaryDirectory() as scratch:
@@ -299,9 +287,9 @@ def evaluate(
             split, network = PaddedSplit(inputs, tokenizer), load_model(model, head)
             log.info("%s: exporting to ONNX", name)
             path = export(network, split.samples(), target / FOLDER / PLAIN)
-            forms: dict[str, Any] = {TORCH: TorchEngine(network), EXACT: OnnxEngine(path, measured.threads)}
-            if measured.int8:
-                forms[INT8] = OnnxEngine(quantize(path), measured.threads)
+            forms: dict[str, Any] = {TORCH: TorchEngine(network), EXACT: OnnxEngine(path, threads)}
+            if int8:
+                forms[INT8] = OnnxEngine(quantize(path), threads)
             reference, num_params = np.zeros(0), count_parameters(network)
             reads_padding = head.vectors is None and is_other_classifier(network.config)  # XLNet's last place
             for form, engine in forms.items():
@@ -314,21 +302,21 @@ def evaluate(
                 else:
                     difference = checked_difference(outputs, reference, name, TOLERANCE if form == EXACT else inf)
                     to_torch = {"difference": difference, "agreement": task.agreement(outputs, reference, scored)}
-                    to_torch |= _tests(task, folder, scored, outputs, reference, measured.margin)
+                    to_torch |= _tests(task, folder, scored, outputs, reference, margin)
                 score = task.score(outputs, scored)[task.metrics[0]]
                 rows.append(ModelForm(name, form, score, engine.num_bytes, num_params, **to_torch))
-        log.info("timing %d models in turns, on %d examples", len(engines), min(measured.examples, len(split)))
-        machine = conditions(measured.threads)  # with the load of other work, not of the timing
-        costs = running_costs(engines, splits, measured.examples)
+        log.info("timing %d models in turns, on %d examples", len(engines), min(num_timed, len(split)))
+        machine = conditions(threads)  # with the load of other work, not of the timing
+        costs = running_costs(engines, splits, num_timed)
         lengths = split.split.lengths
-        machine |= {"examples": len(lengths), "timed": min(measured.examples, len(lengths))}
+        machine |= {"examples": len(lengths), "timed": min(num_timed, len(lengths))}
         if task.tokenized:
             machine |= {"tokens": {"median": float(np.median(lengths)), "largest": int(lengths.max())}}
     return [replace(row, cost=costs[f"{row.model} {row.form}"]) for row in rows], machine
 
 
 def _tests(
-    task: "Task", folder: Path, split: Any, outputs: np.ndarray, reference: np.ndarray, margin: float | None
+    task: Task, folder: Path, split: Any, outputs: np.ndarray, reference: np.ndarray, margin: float | None
 ) -> dict[str, Any]:
     """Return the tests of a form against torch, as fields of ``ModelForm``."""
     metric, predictions, labels = task.metrics[0], list[Predictions](), dict[str, Any]()
@@ -352,8 +340,6 @@ def examples_needed(p: float, examples: int, level: float = ALPHA) -> int | None
         p: of the test on ``examples`` examples.
         level: of the test.
     """
-    from scipy.special import ndtri
-
     if not 0 < p < 0.5:
         return None
     return int(examples * ((-ndtri(level) + ndtri(POWER)) / -ndtri(p)) ** 2) + 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from distill_runner.common.errors import UserError, command, override, root_cause
 from distill_runner.common.process import suppressed_output
@@ -59,8 +60,6 @@ def export(model: Any, inputs: Inputs, path: Path) -> Path:
     Raises:
         UserError: the exporter cannot export this type of model, it is too large, or its pooling leaves out the prompt.
     """
-    import torch
-
     if (num_bytes := sum(parameter.nbytes for parameter in model.parameters())) >= LARGEST_FILE:
         problem = f"its weights have {num_bytes / 1e9:.1f} GB, and a file of ONNX holds at most 2"
         raise UserError("distill-run export", None, problem, "Distill it first into a smaller model.")
@@ -171,8 +170,6 @@ class TorchEngine:
         self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
 
     def __call__(self, inputs: Inputs) -> np.ndarray:
-        import torch
-
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(values) for name, values in inputs.items() if name in self.names}
             output = self.model(**tensors)

@@ -14,7 +14,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from distill_runner.common import hub
 from distill_runner.common.errors import UserError
+from distill_runner.common.process import available_cpus
 
 
 @dataclass
@@ -50,7 +52,6 @@ class GridSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        from distill_runner.common import hub
         from distill_runner.common.schema import validate_config
         from distill_runner.deploy import frontier_sweep
         from distill_runner.sweeping.plan import show_plan
@@ -113,8 +114,6 @@ class GridSweeper(Sweeper):
         Raises:
             UserError: the setting is not a whole number, or 0.
         """
-        from distill_runner.common.process import available_cpus
-
         launcher = self.config.hydra.launcher
         name = next((key for key in ("n_jobs", "array_parallelism") if launcher.get(key) is not None), None)
         jobs = launcher[name] if name else 1
