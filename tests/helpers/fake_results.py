@@ -40,19 +40,16 @@ def _chain(source: str, settings: dict[str, Any]) -> list[str]:
 
 
 def _teacher_spec(run: dict[str, Any]) -> dict[str, Any]:
-    seed = run.get("teacher_seed", 42)
-    return {
-        "kind": "stage",
-        "stage": "teacher",
-        "seed": seed,
-        "model": {"content": run["teacher"]},
-        "optim": {"lr": 1e-4},
-    }
+    names = {"kind": "stage", "stage": "teacher", "seed": run.get("teacher_seed", 42)}
+    return names | {"model": {"content": run["teacher"]}, "optim": {"lr": 1e-4}}
 
 
 def _stage_spec(run: dict[str, Any], stage: str, settings: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     data = {"validation": {"validation": "validation"}, **(run.get("data") or {})}
-    data = {name: value for name, value in data.items() if name not in ("scored_on", "config", "revision")}
+    data = {name: value for name, value in data.items() if name not in ("config", "revision")}
+    select_on, splits = data.pop("select_on", None), [*data["validation"]]
+    data["scored_on"] = [select_on] if select_on in splits else splits if select_on == "mean" else splits[:1]
+    data |= {"select_on": select_on} if select_on == "held_out" else {}
     data |= {"metrics": [run.get("metric", "accuracy")], "content": run.get("dataset")}
     if run.get("transfer"):
         data["transfer"] = run["transfer"]

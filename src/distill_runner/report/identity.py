@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distill_runner.report.collect import Result, data_of, scored_on, tested_on, upstream_keys
+from distill_runner.report.collect import Result, scored_on, tested_on, upstream_keys
 
 if TYPE_CHECKING:
     from distill_runner.pipeline.stages import Stage
@@ -156,23 +156,20 @@ def _data_settings(spec: Spec, result: Result) -> Settings:
     """Return the settings of the examples that a stage learns from and is scored on.
 
     Args:
-        result: of the student. It names the splits of its score, where a spec of an older version does not.
+        result: of the student, which names the splits of its score; empty for other stages.
     """
     data = dict(spec["data"])
     if "metrics" not in data:
         return dict(flat(data, "corpus."))
-    transfer, splits, select_on = data.pop("transfer", {}), data.pop("validation"), data.pop("select_on", None)
-    selecting = [select_on] if select_on in splits else [*splits] if select_on == "mean" else [next(iter(splits))]
-    recorded = data.pop("scored_on", None) or data_of(result).get("scored_on", ())
-    selecting = [name for name in recorded if name in splits] or selecting
+    transfer, splits, selecting = data.pop("transfer", {}), data.pop("validation"), data.pop("scored_on")
     scored, tested = [name for name in scored_on(result) if name in splits] or selecting, tested_on(result)
     settings = {"task.scored_on": _splits(scored, splits)}
     if tested:
         scored, splits_of_score = [], {name: part["split"] for name, part in tested.items()}
         settings = {"task.scored_on": _splits([*tested], splits_of_score)}
         settings["task.test.content"] = [part["content"] for part in tested.values()]
-    if select_on == "held_out":
-        settings["task.select_on"] = select_on
+    if "select_on" in data:  # held-out examples, else the spec names no option
+        settings["task.select_on"] = data.pop("select_on")
     elif scored != selecting:
         settings["task.select_on"] = _splits(selecting, splits)
     settings["task.metric"] = data.pop("metrics")[0]
