@@ -6,7 +6,7 @@ scipy is imported where it is used, so that a table without comparisons starts a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, pi, sqrt
+from math import inf, sqrt
 
 import numpy as np
 
@@ -142,22 +142,16 @@ class MethodTest:
 
     def half_width(self, tails: float = 1 - CONFIDENCE) -> float:
         """Return the error that is exceeded, to either side, with probability ``tails`` divided by ``looks``."""
-        from scipy.special import ndtr, ndtri
+        from scipy.optimize import brentq
+        from scipy.special import ndtri, stdtrit
 
-        sd = sqrt(self.seed_variance + self.example_variance)
-        if sd == 0:
+        if self.seed_variance + self.example_variance == 0:
             return 0.0
-        # Newton's method. The tail is convex, so that every step but the first goes up to the root, and none beyond it.
-        scales, weights = self._scales
-        half = -sd * float(ndtri(tails / self.looks / 2))
-        for _ in range(100):
-            standard = half / scales
-            density = float(weights @ (np.exp(-(standard**2) / 2) / scales)) / sqrt(2 * pi)
-            step = (float(weights @ ndtr(-standard)) - tails / self.looks / 2) / density
-            half = max(0.0, half + step)
-            if abs(step) <= 1e-14 * half:
-                break
-        return half
+        tail = tails / self.looks / 2
+        # The two parts of the error are that large together only if one of them exceeds its own quantile.
+        of_seeds, of_examples = -stdtrit(self.seeds - 1, tail / 2), -ndtri(tail / 2)
+        limit = sqrt(self.seed_variance) * of_seeds + sqrt(self.example_variance) * of_examples
+        return float(brentq(lambda half: self.tail(half) - tail, 0.0, limit, xtol=1e-15 * limit))
 
     @property
     def interval(self) -> tuple[float, float]:
