@@ -119,7 +119,7 @@ def test_runs_are_drawn_or_refused(
         (["alpha", pkd], "pkd skip, 3 layers does not weight the teacher's layers"),
         (["alpha", trained], "its attention has trained projections, which are not kept with the student"),
         (["alpha", alp, "--layers", 3], "--layers=3: alp all, 3 layers does not supervise it\n  It supervises 1, 2."),
-        (["alpha", alp, "--samples", 0], "--samples=0: must be at least 1"),
+        (["alpha", alp, "--samples", 0], "--samples=0: must be a positive number"),
         (["alpha", alp, other], f"its teacher or task differs from that of {alp}"),
         (["states", alp, short], f"its student has 2 layers, and 3 are needed beside {alp}"),
         (

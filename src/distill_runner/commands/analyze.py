@@ -177,8 +177,6 @@ def analyze(options: Namespace) -> None:
     Raises:
         UserError: there are no finished runs, or the runs cannot be compared in this way.
     """
-    if options.samples is not None and options.samples < 1:
-        raise UserError("--samples", options.samples, "must be at least 1")
     quiet_transformers()
     with ExitStack() as stack:  # as long as it is open, the artifacts of the runs cannot be deleted
         runs, errors = dict[str, FinishedRun](), list[UserError]()

@@ -135,7 +135,8 @@ def _analyze(parser: Parser) -> None:
     parser.add_argument("--head", type=int, default=0, help="attention: attention head, counted from 0")
     layers = "alpha, states: student layers (default: 1; all with a teacher layer)"
     parser.add_argument("--layers", type=int, nargs="+", help=layers)
-    parser.add_argument("--samples", type=int, help="samples, alpha, states: number of examples (default: 4, 10, 100)")
+    samples = "samples, alpha, states: number of examples (default: 4, 10, 100)"
+    parser.add_argument("--samples", type=_positive("--samples", int), help=samples)
 
 
 @_subcommand("predict:predict")
