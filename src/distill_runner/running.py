@@ -23,14 +23,9 @@ from distill_runner.common.errors import TrainingPaused, Unavailable, UserError,
 from distill_runner.common.files import without_secrets
 from distill_runner.common.library_switches import computation_mode, limit_threads, quiet_transformers
 from distill_runner.common.terminal import AccountLine, Bar, Stages, Undefined
+from distill_runner.compose import run_config
 from distill_runner.compose.explain import user_facing_error
-from distill_runner.compose.run_config import (
-    RunConfig,
-    assumptions_of_files,
-    paper_comparison,
-    resolved_settings,
-    typed_run,
-)
+from distill_runner.compose.run_config import RunConfig
 from distill_runner.compose.unread import needed_stages, unread_settings
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.readers.files import local_copies
@@ -77,11 +72,11 @@ def run_composed(
         UserError, TrainingPaused: as for ``run_stage``; the key is the one that the user sets.
     """
     try:
-        run = typed_run(config, overrides)
+        run = run_config.typed_run(config, overrides)
         if not is_point or run.stage == STUDENT:  # a sweep itself adds a stage that its points share
             for line in unread_settings(config, run, overrides, choice_of, is_point):
                 log.warning("warning: %s", line)
-        return run_stage(run, folder, resolved_settings(config))
+        return run_stage(run, folder, run_config.resolved_settings(config))
     except (UserError, OmegaConfBaseException) as error:
         raise user_facing_error(error, config, overrides) from error
 
@@ -152,7 +147,8 @@ class _Run:
             remedy = "Give the text to another stage, and end the run with that stage."
             raise UserError("stages.student.corpus", None, problem, remedy)
         artifacts = plan(stage, pipeline.store, runtime.targets)
-        differences = paper_comparison(self.settings) if self.config.plan else []  # not before an error of the data
+        # Only now, since an error of the data comes first.
+        differences = run_config.paper_comparison(self.settings) if self.config.plan else []
         for line in [*differences, *artifacts, *self._planned_tests()]:
             log.info("%s", line)
         for warning in position_warnings(stage):
@@ -214,7 +210,7 @@ class _Run:
         """Return the assumptions of the configuration files about the run and the stages that it needs."""
         needed = {stage.name for stage in self.stage.in_build_order}
         stages = {name: stage for name, stage in self.settings.get("stages", {}).items() if name in needed}
-        return assumptions_of_files({**self.settings, "stages": stages})
+        return run_config.assumptions_of_files({**self.settings, "stages": stages})
 
     def _build(self) -> Mapping[str, Any]:
         """Build the stage under the lock of the run's folder, which records the status."""
@@ -253,8 +249,15 @@ class _Run:
         config = self.config.tracker.with_tags(self.description["task"], self.config.method, self.config.teacher.name)
         settings = run_settings(self.settings, self.description)
         is_hit = self.pipeline.store.has(self.stage.spec)
+        # Of each stage to train, from the sizes of its matrix products; a backward pass counts twice a forward pass.
+        work = dict[str, float]()
+        for part in stages_to_build(self.stage, self.pipeline.store):
+            if part.config.prediction_source is None:
+                optim, num_examples = part.config.optim, len(self.pipeline.inputs.data(part))
+                size = 3 * part.shape.num_products + (part.teacher.shape.num_products if part.teacher else 0)
+                work[part.name] = optim.num_steps(num_examples) * optim.batch_size * size
         with open_tracker(config, self.folder, self.stage.key, settings, job_type="distill") as tracker:
-            with Stages(_relative_work(self.stage, self.pipeline)) as stages:
+            with Stages(work) as stages:
                 self.pipeline.log_of = partial(_log_of, tracker, stages)
                 self.pipeline.build(self.stage, self.config.runtime.pause_after)
             result = self._report()
@@ -334,23 +337,6 @@ class _Run:
         data = self.pipeline.inputs.data(self.stage)  # only if a task draws them: reading them may take a device
         for epoch in count():
             yield data.batch(np.arange(min(4, len(data))), epoch)
-
-
-def _relative_work(stage: Stage, pipeline: Pipeline) -> dict[str, float]:
-    """Return the relative work of each stage to build, in build order, from the sizes of its matrix products.
-
-    A trained model counts three times as much as one that only runs forward. Common factors are left out.
-    """
-    work = {}
-    for part in stages_to_build(stage, pipeline.store):
-        if part.config.prediction_source is not None:
-            continue
-        optim = part.config.optim
-        size = 3 * part.shape.num_products
-        if part.teacher is not None:
-            size += part.teacher.shape.num_products
-        work[part.name] = float(optim.num_steps(len(pipeline.inputs.data(part))) * optim.batch_size * size)
-    return work
 
 
 def _log_of(tracker: Tracker, stages: Stages, stage: str) -> Log:

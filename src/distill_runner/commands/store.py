@@ -8,16 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distill_runner.common.errors import UserError, require_choice, suggestion
-from distill_runner.pipeline.store import (
-    IN_USE,
-    KINDS,
-    Entry,
-    Store,
-    freed_bytes,
-    list_entries,
-    occupied_bytes,
-    unused_entries,
-)
+from distill_runner.pipeline import store
+from distill_runner.pipeline.store import Entry, Store, occupied_bytes
 
 
 def manage_store(options: Namespace) -> int:
@@ -29,9 +21,10 @@ def manage_store(options: Namespace) -> int:
     folder = Path(options.store)
     if not folder.is_dir():
         raise UserError("--store", folder, "there is no such folder", "Name the store of your runs (store.dir).")
-    store, states = list_entries(folder), [name for name in ("unused", "damaged", "partial") if getattr(options, name)]
-    selection = _selection(options, states, store)
-    kinds = {entry.key: entry.kind for entry in store}
+    entries = store.list_entries(folder)
+    states = [name for name in ("unused", "damaged", "partial") if getattr(options, name)]
+    selection = _selection(options, states, entries)
+    kinds = {entry.key: entry.kind for entry in entries}
     for entry in selection:
         sources = ", ".join(f"{kinds[key]} {key}" for key in sorted(entry.references) if key in kinds)
         notes = [entry.name, sources and f"from {sources}", "" if entry.state == "complete" else entry.state]
@@ -39,14 +32,14 @@ def manage_store(options: Namespace) -> int:
         text = f"{entry.kind:12} {entry.key} {_size(occupied_bytes([entry]))} {days:>7}"
         print(f"{text}  {'; '.join(filter(None, notes))}".rstrip())
     if options.action == "delete":
-        return _delete(options, states, selection, store)
+        return _delete(options, states, selection, entries)
     for kind, number in Counter(entry.kind for entry in selection).items():
         print(f"{kind:12} {number:5} {_size(occupied_bytes(entry for entry in selection if entry.kind == kind))}")
     print(f"{'total':12} {len(selection):5} {_size(occupied_bytes(selection))}  files with several names count once")
     return 0
 
 
-def _selection(options: Namespace, states: Sequence[str], store: Sequence[Entry]) -> Sequence[Entry]:
+def _selection(options: Namespace, states: Sequence[str], entries: Sequence[Entry]) -> Sequence[Entry]:
     """Return the artifacts that the options select: of these kinds or keys, and in one of these states.
 
     Raises:
@@ -55,7 +48,7 @@ def _selection(options: Namespace, states: Sequence[str], store: Sequence[Entry]
     if options.action == "delete" and not (options.kind or options.key or states):
         remedy = "Use --kind, --key, --unused, --damaged or --partial; see --help."
         raise UserError("delete", None, "nothing is selected", remedy)
-    kinds, keys = {*KINDS, *(entry.kind for entry in store)}, {entry.key for entry in store}
+    kinds, keys = {*store.KINDS, *(entry.kind for entry in entries)}, {entry.key for entry in entries}
     for kind in options.kind:
         require_choice("--kind", kind, kinds, "there is no such kind")
     for prefix in options.key:
@@ -63,19 +56,19 @@ def _selection(options: Namespace, states: Sequence[str], store: Sequence[Entry]
             problem = f"{len(matches)} keys start with this" if matches else "no key starts with this"
             raise UserError("--key", prefix, problem, suggestion(prefix, matches or keys))
     names, is_all = tuple(options.key), not (options.kind or options.key)
-    selection = [one for one in store if is_all or one.kind in options.kind or one.key.startswith(names)]
-    unused = {entry.path for entry in unused_entries(store, Path(options.runs))} if options.unused else set[Path]()
-    return [entry for entry in selection if not states or entry.state in states or entry.path in unused]
+    selection = [one for one in entries if is_all or one.kind in options.kind or one.key.startswith(names)]
+    unused = {*store.unused_entries(entries, Path(options.runs))} if options.unused else set[Entry]()
+    return [entry for entry in selection if not states or entry.state in states or entry in unused]
 
 
-def _delete(options: Namespace, states: Sequence[str], selection: Sequence[Entry], store: Sequence[Entry]) -> int:
+def _delete(options: Namespace, states: Sequence[str], selection: Sequence[Entry], entries: Sequence[Entry]) -> int:
     if not selection:
         print("nothing to delete")
         return 0
     keys, paths = {entry.key for entry in selection}, {entry.path for entry in selection}
-    if count := sum(entry.path not in paths and bool(entry.references & keys) for entry in store):
+    if count := sum(entry.path not in paths and bool(entry.references & keys) for entry in entries):
         print(f"{count} others were made from these and stay complete")
-    print(f"{len(selection)} to delete, which frees {_size(freed_bytes(selection)).strip()}")
+    print(f"{len(selection)} to delete, which frees {_size(store.freed_bytes(selection)).strip()}")
     if not options.yes:
         if not sys.stdin.isatty():
             raise UserError("delete", None, "needs a confirmation, and there is no terminal to ask on", "Add --yes.")
@@ -88,7 +81,7 @@ def _delete(options: Namespace, states: Sequence[str], selection: Sequence[Entry
         if reason := folder.delete(entry.path):
             print(f"{entry.kind} {entry.key} {reason}: not deleted")
             # What a run in progress needs is not unused. In other selections, something that was asked for stays.
-            code = code if asks_for_unused and reason == IN_USE else 1
+            code = code if asks_for_unused and reason == store.IN_USE else 1
     return code
 
 
