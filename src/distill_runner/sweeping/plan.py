@@ -222,14 +222,22 @@ class Estimator:
         log.info("measuring a few updates like those of stage %s on %s", stage.name, self.pipeline.device.torch)
         all_layers = stage.config.method.model_copy(update={"schedule": None})
         optim = stage.config.optim.model_copy(update={"epochs": 1, "max_steps": 1 + UPDATES})
-        device, model, (teacher, matrices) = self.pipeline.device, self._random(stage), self._teacher(stage)
+        device, model, teacher = self.pipeline.device, self._random(stage), self._teacher(stage)
         clock = time.perf_counter if device.torch.type == "cuda" else time.thread_time
+        seconds = list[float]()
         with TemporaryDirectory() as folder:
-            method = replace(stage, config=stage.config.model_copy(update={"method": all_layers})).build_method()
-            options: dict[str, Any] = {"optim": optim, "seed": 0, "device": device, "runtime": self.pipeline.runtime}
-            options |= {"folder": Path(folder), "log_metrics": no_log(stage.name)}
-            training = Training(model, method, self.pipeline.inputs.data(stage), teacher, **options)
-            seconds = list[float]()
+            training = Training(
+                model,
+                replace(stage, config=stage.config.model_copy(update={"method": all_layers})).build_method(),
+                self.pipeline.inputs.data(stage),
+                teacher,
+                optim=optim,
+                seed=0,
+                device=device,
+                runtime=self.pipeline.runtime,
+                folder=Path(folder),
+                log_metrics=no_log(stage.name),
+            )
             for update in training.rest_of_epoch():
                 started = clock()
                 training.take_update(update)
@@ -239,7 +247,8 @@ class Estimator:
                 if len(seconds) > 1 and sum(seconds[1:]) > SECONDS:
                     break
             tokens = optim.batch_size * float(training.data.lengths.mean())
-        return fmean(seconds[1:] or seconds) / (tokens * (stage.shape.num_products + matrices))
+        of_teacher = FORWARD * self._teacher_products(stage) if isinstance(teacher, LiveTargets) else 0.0
+        return fmean(seconds[1:] or seconds) / (tokens * (stage.shape.num_products + of_teacher))
 
     def _random(self, stage: Stage) -> PreTrainedModel:
         model, vocab_size = stage.root.config.model, self.pipeline.inputs.vocab_size(stage.root)
@@ -250,16 +259,15 @@ class Estimator:
             vocab_size = stage.shape.vocab_size
         return build(model.model_copy(update=shape), stage.head, vocab_size)
 
-    def _teacher(self, stage: Stage) -> tuple[TeacherTargets, float]:
-        """Return a live teacher, or zeros in place of one that is known by its predictions, and its products."""
+    def _teacher(self, stage: Stage) -> TeacherTargets:
+        """Return a live teacher, or zeros in place of one that is known by its predictions."""
         teacher = stage.teacher
         if teacher is None:
-            return NoTeacher(), 0.0
+            return NoTeacher()
         if teacher.config.prediction_source is not None:
-            return _ZeroLogits(teacher.shape.num_labels), 0.0
+            return _ZeroLogits(teacher.shape.num_labels)
         split = self.pipeline.inputs.split(stage, stage.train_split)
-        live = LiveTargets(self._random(teacher), split, stage.teacher_needs, self.pipeline.device)
-        return live, FORWARD * teacher.shape.num_products
+        return LiveTargets(self._random(teacher), split, stage.teacher_needs, self.pipeline.device)
 
 
 class _ZeroLogits(TeacherTargets):

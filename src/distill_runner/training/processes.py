@@ -85,10 +85,13 @@ class ProcessGroup:
         """
         if self.size == 1:
             return list(flags), counts
-        message = torch.cat([torch.tensor(flags, dtype=torch.int64), *([] if counts is None else [counts])])
+        message = torch.tensor(flags, dtype=torch.int64)
+        if counts is not None:
+            message = torch.cat([message, counts])
         with worker_errors():
             dist.all_reduce(message)
-        return [bool(vote) for vote in message[: len(flags)]], None if counts is None else message[len(flags) :]
+        votes, sums = message[: len(flags)], message[len(flags) :]
+        return [bool(vote) for vote in votes], None if counts is None else sums
 
     def broadcast_from_main(self, compute: Callable[[], Computed]) -> Computed:
         """Run ``compute`` in the main process and return its result in all processes."""
