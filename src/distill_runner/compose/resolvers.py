@@ -182,18 +182,8 @@ def variable(name: str, default: Any) -> Any:
 
 
 RESOLVERS = (
-    beta,
-    choose,
-    count,
-    divide,
-    equal_weight,
-    multiply,
-    own_task_name,
-    phase_epochs,
-    recipe,
-    single_stage,
-    run_key,
-    variable,
+    *(beta, choose, count, divide, equal_weight, multiply, own_task_name, phase_epochs),
+    *(recipe, run_key, single_stage, variable),
 )
 
 

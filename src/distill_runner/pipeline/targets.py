@@ -50,8 +50,7 @@ def cache_decision(stage: Stage, inputs: StageInputs, mode: Mode) -> tuple[bool,
     """Return whether the outputs of the stage's teacher are read from a cache, and the reason."""
     if reason := live_reason(stage, mode):
         return False, f"live ({reason})"
-    assert stage.teacher is not None
-    if stage.teacher.has_columns:
+    if stage.teacher is not None and stage.teacher.has_columns:
         return True, "read from columns of the data"
     store, split = inputs.store, inputs.split(stage, stage.train_split).teacher_inputs
     new = [spec for number in stage.teacher_checkpoints if not store.has(spec := targets_spec(stage, number))]
