@@ -14,7 +14,6 @@ from distill_runner.report import formats
 from distill_runner.report.collect import Result, select_results
 from distill_runner.report.compare import Comparison, compare, optimism
 from distill_runner.report.figures import comparison_figure, curve_figure, drawable, save, score_figure, write_pictures
-from distill_runner.report.file_comparison import compare_files, methods_of
 from distill_runner.report.frame import ResultTable, tabulate
 
 
@@ -50,6 +49,8 @@ def show_comparison(options: Namespace) -> None:
     """
     files = None
     if options.predictions:
+        from distill_runner.report.file_comparison import compare_files, methods_of  # imports all task types
+
         if options.gold is None:
             raise UserError("--predictions", None, "needs the labels of the examples", "Add --gold gold.csv.")
         by_method, names = methods_of(options.predictions), [*filter(None, map(str.strip, options.labels.split(",")))]

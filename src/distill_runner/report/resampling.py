@@ -17,6 +17,7 @@ from functools import cached_property
 from math import erfc, lcm
 
 import numpy as np
+from scipy.special import bdtr, betaincinv, ndtr, stdtrit
 
 from distill_runner.datasets import metrics
 from distill_runner.report.statistics import CONFIDENCE, CRITICAL
@@ -255,8 +256,6 @@ class PairedScores(ABC):
         1 / (draws + 1) (Phipson & Smyth 2010).
         """
         if self.signs is not None:
-            from scipy.special import bdtr
-
             return min(1.0, 2 * float(bdtr(min(self.signs), sum(self.signs), 0.5))), True
         is_exact = 2**differing <= self.draws
         draws = 2**differing if is_exact else self.draws
@@ -357,8 +356,6 @@ class SummedScores(PairedScores):
         is_few = np.count_nonzero(np.abs(values) > 1e-12) < FEW_EXAMPLES or np.ptp(values) < 1e-12
         if not self.is_mean_of_examples or not is_few:
             return None
-        from scipy.special import betaincinv
-
         tail, number = (1 - CONFIDENCE) / 4, len(values)
         counts = [int((sign * values > 1e-12).sum()) for sign in (1, -1)]
         upper = [1.0 if count == number else betaincinv(count + 1, number - count, 1 - tail) for count in counts]
@@ -478,8 +475,6 @@ def _percentiles(values: np.ndarray, units: int) -> tuple[float, float]:
     """
     tail = (1 - CONFIDENCE) / 2
     if 1 < units < SMALL_SAMPLE:
-        from scipy.special import ndtr, stdtrit
-
         tail = float(ndtr(stdtrit(units - 1, tail) * (units / (units - 1)) ** 0.5))
     low, high = np.quantile(values, [tail, 1 - tail])
     return float(low), float(high)

@@ -1,7 +1,4 @@
-"""Means over seeds, tests of whether two methods differ for other seeds and examples, and corrections for many tests.
-
-scipy is imported where it is used, so that a table without comparisons starts at once.
-"""
+"""Means over seeds, tests of whether two methods differ for other seeds and examples, and Holm's correction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +6,7 @@ from functools import cached_property
 from math import inf, sqrt
 
 import numpy as np
+from scipy.special import gammaln, ndtr, ndtri, stdtrit
 
 CONFIDENCE, ALPHA, POWER = 0.95, 0.05, 0.8
 CRITICAL = 1.959963984540054
@@ -38,8 +36,6 @@ class Spread:
         count, mean = len(values), float(np.mean(values))
         if count < 2:
             return cls(count, mean)
-        from scipy.special import stdtrit
-
         sd = float(np.std(values, ddof=1))
         if np.ptp(values) < 1e-9:
             return cls(count, mean, sd)
@@ -111,8 +107,6 @@ class MethodTest:
 
         The integral is over the logarithm of a chi-squared variable, where the trapezoidal rule is accurate.
         """
-        from scipy.special import gammaln
-
         freedom = self.seeds - 1
         logarithms = np.linspace(-80 / freedom - 8, np.log(freedom + 60 + 12 * sqrt(freedom)), 2000)
         half = freedom / 2
@@ -122,8 +116,6 @@ class MethodTest:
 
     def tail(self, error: float) -> float:
         """Return the probability that the error is at least ``error``."""
-        from scipy.special import ndtr
-
         scales, weights = self._scales
         return float(weights @ ndtr(-error / scales))
 
@@ -142,8 +134,7 @@ class MethodTest:
 
     def half_width(self, tails: float = 1 - CONFIDENCE) -> float:
         """Return the error that is exceeded, to either side, with probability ``tails`` divided by ``looks``."""
-        from scipy.optimize import brentq
-        from scipy.special import ndtri, stdtrit
+        from scipy.optimize import brentq  # imported here: a table without comparisons starts earlier
 
         if self.seed_variance + self.example_variance == 0:
             return 0.0
@@ -165,8 +156,6 @@ class MethodTest:
 
     def power(self, margin: float | None, alpha: float = ALPHA) -> float:
         """Return about how likely a new test of this size is to decide, if difference and scatter are the true ones."""
-        from scipy.special import ndtr
-
         sd, size = sqrt(self.seed_variance + self.example_variance), abs(self.difference)
         different = self.half_width(alpha)
         same = -inf if margin is None else margin - self.half_width(2 * alpha)
