@@ -146,7 +146,7 @@ def test_a_gap_is_compared_with_a_gap_of_other_rows(tmp_path: Path) -> None:
     assert of_four.difference == pytest.approx(100 * gaps[:4].mean())
     rows = tabulate([*alp, *rkd, *alp_2, *rkd_2]).rows
     first, cells = next(iter(rows.items()))
-    again = Cell.from_points([Point(tuple({**run, "seed": 1} for run in cells["rte"].runs))])
+    again = Cell((Point(tuple({**run, "seed": 1} for run in cells["rte"].runs)),))
     assert compare_differences("rte", {**rows, first: {"rte": again}}).methods is None
     grid = seeds_of(tmp_path, "g", 110, student=small, settings={"optim.lr": 2e-5, "optim.epochs": 3})
     selected = only(claims_of(**trial), alp + rkd + alp_2 + rkd_2 + grid).comparison

@@ -221,7 +221,7 @@ def compare_differences(task: str, rows: Mapping[str, Row], margin: float | None
 
     def both(one: str, other: str) -> Cell:
         shared = tuple(run for run in (*runs[one], *runs[other]) if run["seed"] in seeds)
-        return Cell.from_points([Point(shared)] if shared else [])
+        return Cell((Point(shared),) if shared else ())
 
     half = compare_cells({names[0]: both(a, d), names[1]: both(b, c)}, task, None, looks)
     own, others = (compare_rows(task, {name: rows[name] for name in pair}) for pair in ((a, b), (c, d)))

@@ -134,6 +134,7 @@ def compare_files(
     tests = comparisons or [compare_cells({first: cells[first], "": cells[first]}, gold_file.stem)]
     rows = []
     for number, (method, cell) in enumerate(cells.items()):
+        # A test has the intervals of both its methods, the first of which is the first of all.
         intervals, spread = tests[max(number - 1, 0)].score_intervals, cell.points[0].spread
         bounds = None if intervals is None else [100 * bound for bound in intervals[min(number, 1)]]
         rows.append({"method": method, "files": ", ".join(map(str, predictions[method])), "score": spread.mean})
@@ -160,10 +161,18 @@ def _label_rows(first: str, second: str, scored: Mapping[str, Sequence[Scored]])
     scores.draws = LABEL_DRAWS
     bounds = 100 * np.quantile(scores.difference(scores.resampled), [0.025, 0.975], axis=0).T
     f1, other_f1 = (100 * part.mean(axis=-1) for part in np.split(scores.observed, [len(one)], axis=-1))
-    gold = [int(scored[first][0].counts[name][:, 2].sum()) for name in names]
-    keys = ("label", "against", "gold", "f1", "other_f1", "difference", "interval")
-    numbers = f1.tolist(), other_f1.tolist(), (f1 - other_f1).tolist(), bounds.tolist()
-    return [dict(zip(keys, row, strict=True)) for row in zip(names, [second] * len(names), gold, *numbers, strict=True)]
+    return [
+        {
+            "label": name,
+            "against": second,
+            "gold": int(scored[first][0].counts[name][:, 2].sum()),
+            "f1": float(f1[place]),
+            "other_f1": float(other_f1[place]),
+            "difference": float(f1[place] - other_f1[place]),
+            "interval": bounds[place].tolist(),
+        }
+        for place, name in enumerate(names)
+    ]
 
 
 def _agreement(scored: Mapping[str, Sequence[Scored]], are_numbers: bool) -> list[Row]:

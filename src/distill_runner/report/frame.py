@@ -114,11 +114,6 @@ class Cell:
     unfinished: tuple[Result, ...] = ()
     ties: int = 0
 
-    @classmethod
-    def from_points(cls, points: Iterable[Point], unfinished: Iterable[Result] = ()) -> "Cell":
-        best_first = sorted(points, key=lambda point: point.rank, reverse=True)
-        return cls(tuple(best_first), (*unfinished,), sum(point.rank == best_first[0].rank for point in best_first))
-
     @property
     def runs(self) -> tuple[Result, ...]:
         """Runs of the best point."""
@@ -218,7 +213,9 @@ def cell_of(runs: Sequence[Result]) -> Cell:
         pairs = ((identity_of(run), run) for run in group)
         seeds = [frozenset(one.seeds.items()) if one else run.get("key") for one, run in pairs]
         points.append(Point(tuple(run for n, run in enumerate(group) if seeds[n] not in seeds[:n])))
-    return Cell.from_points(points, [run for run in runs if not is_scored(run)])
+    points.sort(key=lambda point: point.rank, reverse=True)
+    ties = sum(point.rank == points[0].rank for point in points)
+    return Cell(tuple(points), tuple(run for run in runs if not is_scored(run)), ties)
 
 
 def by_setting(runs: Iterable[Result]) -> list[list[Result]]:

@@ -136,7 +136,9 @@ class Values:
 
 def label_text(value: Any) -> str:
     """Return a label as text: a whole number without decimals, as CSV and JSON may write it in two ways."""
-    text = normalize("NFC", str(int(value) if isinstance(value, bool) else "" if value is None else value).strip())
+    if isinstance(value, bool):
+        value = int(value)
+    text = normalize("NFC", "" if value is None else str(value).strip())
     is_whole = re.fullmatch(r"-?\d+\.\d+(e[-+]\d\d)?", text) and float(text).is_integer()
     return str(int(float(text))) if is_whole else text
 
