@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from distill_runner.common.errors import UserError, command
 from distill_runner.common.terminal import wrapped
 from distill_runner.compose import folders
 
+HELP = "See distill-run --help."
 HELP_TEXT = Path(__file__).with_name("help.txt").read_text(encoding="utf-8")
 LISTS = (
     r"(?:[\w.]+\.)?(?:columns|train_columns|labels|metrics|probabilities|logits|answers|no_answer"
@@ -45,6 +47,8 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
         if re.search("[\ud800-\udfff]", argument):  # bytes that the locale's encoding lacks; no file takes them
             problem = f"is not text in this locale's encoding, {sys.getfilesystemencoding()}"
             raise UserError(argument, None, problem, "Set LC_ALL=C.UTF-8, or use ASCII in names of files.")
+        if re.fullmatch(r"[+~]*", argument):  # an empty text too, as of a variable of the shell that is not set
+            raise UserError(shlex.quote(argument), None, "is not of the form <key>=<value>", HELP)
     parsed, rest = get_args_parser().parse_known_args(arguments)
     for argument in rest:
         if argument.startswith("-"):

@@ -15,11 +15,10 @@ from yaml import MarkedYAMLError, YAMLError, safe_load
 from distill_runner.common.errors import UserError, causes, command, first_line, override, root_cause, suggestion
 from distill_runner.common.files import resource_error
 from distill_runner.common.hub import is_hub_id
-from distill_runner.compose.command_line import KEY
+from distill_runner.compose.command_line import HELP, KEY
 from distill_runner.compose.folders import choices, configuration_keys, own_folder
 from distill_runner.compose.resolvers import inherit_stages
 
-HELP = "See distill-run --help."
 _SOURCES = {
     "task": ("task", "custom", "task.dataset"),
     "teacher": ("teacher", "base", "teacher.source"),
