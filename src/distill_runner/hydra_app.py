@@ -46,9 +46,14 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         hydra_config = HydraConfig.get()
         folder = Path(hydra_config.runtime.output_dir).absolute()
         if hydra_config.mode == RunMode.MULTIRUN:
+            if (count := num_launched()) > 1:
+                problem = f"a sweep trains many models, but torchrun has started {count} processes for one"
+                raise UserError("--multirun", None, problem, "Start the sweep without torchrun.")
             if hydra_config.runtime.choices["hydra/sweeper"] != "grid":  # which prints a table of its own
                 folders.append(folder)
-            result = _run_point(config)
+            from distill_runner.sweeping.isolation import run_isolated
+
+            result = run_isolated(run, config, preload="distill_runner.running")  # in a process of its own
             states.append(str(result.get("status")))
             return result
         try:
@@ -85,16 +90,6 @@ def compose_and_run(arguments: Sequence[str]) -> None:
         raise raised.pop()
     if {"failed", "killed"} & {*states} and folders:
         sys.exit(1)
-
-
-def _run_point(config: DictConfig) -> Mapping[str, Any]:
-    """Run a point of a sweep in a process of its own."""
-    if (count := num_launched()) > 1:
-        problem = f"a sweep trains many models, but torchrun has started {count} processes for one"
-        raise UserError("--multirun", None, problem, "Start the sweep without torchrun.")
-    from distill_runner.sweeping.isolation import run_isolated
-
-    return run_isolated(run, config, preload="distill_runner.running")
 
 
 def _remove_with_log(folder: Path) -> None:

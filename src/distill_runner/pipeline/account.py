@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 SAMPLE = 1000
 """Examples that a plan tokenizes to tell their lengths."""
-Accounts = dict[str, SplitAccount]
-Hashes = dict[str, np.ndarray]
 
 
 def log_account(lines: Iterable[AccountLine]) -> None:
@@ -49,7 +47,7 @@ def task_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
     """Yield the lines on the data of the stage's task: the splits that it trains on and is scored on."""
     if (task := stage.config.task) is None:
         return
-    accounts, hashes = Accounts(), Hashes()
+    accounts, hashes = dict[str, SplitAccount](), dict[str, np.ndarray]()
     splits = {"train": stage.train_split, **task.validation, **task.test}
     texts = dict[str, list[list[str]]]()
 
