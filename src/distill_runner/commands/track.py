@@ -29,7 +29,7 @@ def track(options: Namespace) -> None:
         raise UserError("--tracker", "none", "sends nothing", "Take wandb, tensorboard or a plugin.")
     unfinished = list[str]()
     for folder in options.runs:
-        result = read_result(folder) if folder.is_dir() else None
+        result = read_result(folder)
         if result is None or result.get("status") != "done":
             unfinished.append(str(folder))
             continue

@@ -327,7 +327,7 @@ def _predictions(run: Result) -> Predictions | None:
     if "read" in run:  # a file of predictions
         return run["read"]
     pattern = TEST_PREDICTIONS if tested_on(run) else VALIDATION_PREDICTIONS
-    split = "".join(scored_on(run) or ["validation"])
+    (split,) = scored_on(run) or ["validation"]
     try:
         predictions = Predictions.read(Path(run["folder"], pattern.replace("*", split)), run["metric"])
     except (OSError, ValueError, KeyError):  # truncated, or not written by this package

@@ -199,7 +199,7 @@ def plot_means(axes: "Axes", places: Sequence[float], spreads: Sequence[Spread],
 
 def _epoch_scores(result: Result) -> list[float]:
     """Return the scores of a run after each epoch, up to the first that is missing or not finite."""
-    history, splits = result.get("history") or [], [result["split"]] if "split" in result else scored_on(result)
+    history, splits = result.get("history") or [], scored_on(result)
     names = [f"{split}/{result['metric']}" for split in splits]
     if "split" not in result and len(splits) < 2:
         names = [result["metric"]]  # of the split that selects

@@ -286,7 +286,8 @@ def tabulate(results: Iterable[Result], split: Collection[str] = ()) -> ResultTa
     tasks = list(dict.fromkeys(entry["task"] for entry in entries))
     rows: dict[str, dict[str, list[Result]]] = {}
     identities = [identity for entry in entries if (identity := identity_of(entry))] if split else []
-    names = Counter(name for name, _ in {item for identity in identities for item in identity.grid.items()})
+    distinct_settings = {item for identity in identities for item in identity.grid.items()}
+    names = Counter(name for name, _ in distinct_settings)  # with the number of values
     for name in [name for name in split if name not in names]:
         remedy = suggestion(name, [other for other, num_values in names.items() if num_values > 1])
         if any(name in identity.seeds for identity in identities):
