@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distill_runner.analysis.comparisons import draw_attention
 from distill_runner.report.compare import Comparison
 from distill_runner.report.figures import (
     BEST,
@@ -19,6 +20,7 @@ from distill_runner.report.figures import (
     comparison_figure,
     epoch_figure,
     hyper_parameter_figure,
+    save,
     score_figure,
     searches,
     write_pictures,
@@ -135,14 +137,15 @@ def test_pictures_that_the_results_give_reason_for(tmp_path: Path) -> None:
 def test_the_same_bytes_whatever_the_reader_has_set(tmp_path: Path) -> None:
     import matplotlib
 
-    folders = [tmp_path / "own", tmp_path / "theirs"]
-    for folder in folders:
+    def pictures(folder: Path) -> list[bytes]:
         folder.mkdir()
-    first = write_pictures(GRID, folders[0])
-    with matplotlib.rc_context({"font.size": 20, "savefig.dpi": 50, "axes.grid": False}):
-        again = write_pictures(GRID, folders[1])
+        save(draw_attention(["a", "b"], {1: np.eye(2)[None]}, {}, {1: 1}, 0), folder / "attention.png")
+        return [file.read_bytes() for file in (folder / "attention.png", *write_pictures(GRID, folder))]
+
+    own = pictures(tmp_path / "own")
+    with matplotlib.rc_context({"font.size": 20, "savefig.dpi": 50, "axes.grid": False, "xtick.color": "red"}):
+        assert pictures(tmp_path / "theirs") == own
         assert matplotlib.rcParams["font.size"] == 20
-    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in again]
 
 
 def comparison(second: str, difference: float, seed_variance: float, task: str = "sst2") -> Comparison:

@@ -127,19 +127,21 @@ def draw_attention(
         head: index from 0 (Figure 11 shows head 0).
     """
     size = 1 + len(tokens) / 8
-    figure = Figure(figsize=(size * (1 + len(students)), size * len(layer_pairs) + 0.3), layout="constrained")
-    figure.suptitle(f"attention of head {head}", fontsize=9)
-    grid = figure.subplots(len(layer_pairs), 1 + len(students), squeeze=False)
-    for row, (j, k) in zip(grid, layer_pairs.items(), strict=True):
-        maps = {f"teacher\nlayer {k}": teacher[k]}
-        for name, student in students.items():
-            maps[f"{name}\nlayer {j}, KL {divergence(teacher[k], student[j])[head]:.3f}"] = student[j]
-        darkest = max(float(attention[head].max()) for attention in maps.values())
-        for axes, (title, attention) in zip(row, maps.items(), strict=True):
-            axes.imshow(attention[head], vmin=0, vmax=darkest, cmap="Blues")
-            axes.set_title(title, fontsize=8)
-            axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=5)
-            axes.set_yticks(range(len(tokens)), tokens, fontsize=5)
+    with style():
+        figure = Figure(figsize=(size * (1 + len(students)), size * len(layer_pairs) + 0.3), layout="constrained")
+        figure.suptitle(f"attention of head {head}", fontsize=9)
+        grid = figure.subplots(len(layer_pairs), 1 + len(students), squeeze=False)
+        for row, (j, k) in zip(grid, layer_pairs.items(), strict=True):
+            maps = {f"teacher\nlayer {k}": teacher[k]}
+            for name, student in students.items():
+                maps[f"{name}\nlayer {j}, KL {divergence(teacher[k], student[j])[head]:.3f}"] = student[j]
+            darkest = max(float(attention[head].max()) for attention in maps.values())
+            for axes, (title, attention) in zip(row, maps.items(), strict=True):
+                axes.imshow(attention[head], vmin=0, vmax=darkest, cmap="Blues")
+                axes.grid(visible=False)
+                axes.set_title(title, fontsize=8)
+                axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=5)
+                axes.set_yticks(range(len(tokens)), tokens, fontsize=5)
     return figure
 
 
