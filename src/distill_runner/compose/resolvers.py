@@ -181,10 +181,8 @@ def variable(name: str, default: Any) -> Any:
     return os.environ.get(name) or default
 
 
-RESOLVERS = (
-    *(beta, choose, count, divide, equal_weight, multiply, own_task_name, phase_epochs),
-    *(recipe, run_key, single_stage, variable),
-)
+_ARITHMETIC = (beta, count, divide, equal_weight, multiply, phase_epochs)
+RESOLVERS = (*_ARITHMETIC, choose, own_task_name, recipe, run_key, single_stage, variable)
 
 
 def register() -> None:

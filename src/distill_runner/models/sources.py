@@ -49,10 +49,8 @@ METADATA_FILES = (CONFIG, "tokenizer_config.json", "special_tokens_map.json", "p
 """Files of any model whose keys have a place in ``metadata.yaml``."""
 SMALL_FILES = (*METADATA_FILES, *ADAPTER_FILES, "added_tokens.json", *TOKENIZER_FILES)
 """Name patterns of a model's files other than its weights; those of an adapter are small."""
-MODULE_FILES = (
-    *("modules.json", "config_sentence_transformers.json", SENTENCE_LENGTHS),
-    *("[0-9]*_*/*.json", "[0-9]*_*/model.safetensors", "[0-9]*_*/pytorch_model.bin"),
-)
+_MODULE = ("[0-9]*_*/*.json", "[0-9]*_*/model.safetensors", "[0-9]*_*/pytorch_model.bin")
+MODULE_FILES = ("modules.json", "config_sentence_transformers.json", SENTENCE_LENGTHS, *_MODULE)
 """Name patterns of the files of sentence-transformers that say how an encoder's states become a vector."""
 _WEIGHTS = (("model.safetensors", "model*.safetensors", "model.safetensors.index.json"), ("pytorch_model*.bin*",))
 """Name patterns of a model's weights, the preferred format first."""
