@@ -8,23 +8,8 @@ import numpy as np
 import pytest
 
 from distill_runner.analysis.comparisons import draw_attention
+from distill_runner.report import figures
 from distill_runner.report.compare import Comparison
-from distill_runner.report.figures import (
-    BEST,
-    MEAN,
-    ONE,
-    PUBLISHED,
-    REFERENCE,
-    TEACHER,
-    _epoch_scores,
-    comparison_figure,
-    epoch_figure,
-    hyper_parameter_figure,
-    save,
-    score_figure,
-    searches,
-    write_pictures,
-)
 from distill_runner.report.statistics import MethodTest
 from helpers.fake_results import with_specs
 
@@ -66,9 +51,9 @@ VARIED = ["kd.temperature", "kd.weight", "optim.lr"]
 
 
 def test_the_first_of_weights_that_sum_to_one_is_no_choice() -> None:
-    assert [*searches(GRID).columns[4:]] == VARIED
+    assert [*figures.searches(GRID).columns[4:]] == VARIED
     free = [result({"ce.weight": weight, "patience.weight": 100 * weight}) for weight in (0.5, 1.0)]
-    assert [*searches(free).columns[4:]] == ["ce.weight", "patience.weight"]
+    assert [*figures.searches(free).columns[4:]] == ["ce.weight", "patience.weight"]
 
 
 def test_curves_are_means_over_seeds() -> None:
@@ -76,16 +61,16 @@ def test_curves_are_means_over_seeds() -> None:
     runs = [
         result(seed=seed, history=[{"accuracy": score} for score in scores]) for seed, scores in enumerate(histories)
     ]
-    figure = epoch_figure(runs[:2])
+    figure = figures.epoch_figure(runs[:2])
     assert figure is not None
     (line,) = figure.axes[0].lines
     np.testing.assert_allclose(np.asarray(line.get_xydata()), [[1, 40], [2, 70]])
-    assert epoch_figure(runs) is None, "the third has one epoch before its NaN"
-    assert epoch_figure([result(), result(seed=2, history=[{"f1": 0.5}] * 3)]) is None
+    assert figures.epoch_figure(runs) is None, "the third has one epoch before its NaN"
+    assert figures.epoch_figure([result(), result(seed=2, history=[{"f1": 0.5}] * 3)]) is None
 
 
 def test_lines_join_best_and_median_at_each_value() -> None:
-    figure = hyper_parameter_figure(searches([*GRID, result(NKD, method="nkd")]))
+    figure = figures.hyper_parameter_figure(figures.searches([*GRID, result(NKD, method="nkd")]))
     by_temperature, by_eta, by_lr = figure.axes
     assert [panel.get_xlabel() for panel in figure.axes] == VARIED
     assert (by_lr.get_xscale(), by_temperature.get_xscale()) == ("log", "linear")
@@ -107,14 +92,23 @@ def test_every_score_is_marked_as_what_it_is() -> None:
         result(**ALP, score=0.625, published={**PRINTED, "comparable": False}),
         result(task="cola", metric="matthews", score=0.1, teacher_score=0.0),
     ]
-    rte, cola = score_figure(entries).axes
+    rte, cola = figures.score_figure(entries).axes
 
     def marks(panel: Any) -> dict[str, float]:
         named = {line.get_label(): line.get_xdata()[0] for line in panel.lines}
         return {name: value for name, value in named.items() if not name.startswith("_")}
 
-    assert marks(rte) == pytest.approx({TEACHER: 70, BEST: 72, MEAN: 55, PUBLISHED: 67.15, ONE: 62.5, REFERENCE: 67.15})
-    assert marks(cola) == pytest.approx({TEACHER: 0, ONE: 10}), "a score of zero is one"
+    assert marks(rte) == pytest.approx(
+        {
+            figures.TEACHER: 70,
+            figures.BEST: 72,
+            figures.MEAN: 55,
+            figures.PUBLISHED: 67.15,
+            figures.ONE: 62.5,
+            figures.REFERENCE: 67.15,
+        }
+    )
+    assert marks(cola) == pytest.approx({figures.TEACHER: 0, figures.ONE: 10}), "a score of zero is one"
     assert [text.get_text() for text in rte.texts] == ["of 8"]
     assert [tick.get_text() for tick in rte.get_yticklabels()] == ["rkd", "nkd", "alp all"]
     (spread,) = rte.collections
@@ -126,9 +120,9 @@ def test_every_score_is_marked_as_what_it_is() -> None:
 def test_pictures_that_the_results_give_reason_for(tmp_path: Path) -> None:
     teacher = {"status": "done", "stage": "teacher", "task": "rte", "method": "alp"}
     others = [{"status": "failed", "task": "rte", "method": "alp"}, teacher, result(score=float("nan"))]
-    assert write_pictures(others, tmp_path) == []
+    assert figures.write_pictures(others, tmp_path) == []
     assert list(tmp_path.iterdir()) == []
-    files = write_pictures([result(task="mrpc"), *GRID, *others], tmp_path)
+    files = figures.write_pictures([result(task="mrpc"), *GRID, *others], tmp_path)
     assert [file.name for file in files] == ["scores.png", "hyper-parameters-rte.png"]
     assert sorted(files) == sorted(tmp_path.iterdir())
     assert all(file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for file in files)
@@ -139,8 +133,8 @@ def test_the_same_bytes_whatever_the_reader_has_set(tmp_path: Path) -> None:
 
     def pictures(folder: Path) -> list[bytes]:
         folder.mkdir()
-        save(draw_attention(["a", "b"], {1: np.eye(2)[None]}, {}, {1: 1}, 0), folder / "attention.png")
-        return [file.read_bytes() for file in (folder / "attention.png", *write_pictures(GRID, folder))]
+        figures.save(draw_attention(["a", "b"], {1: np.eye(2)[None]}, {}, {1: 1}, 0), folder / "attention.png")
+        return [file.read_bytes() for file in (folder / "attention.png", *figures.write_pictures(GRID, folder))]
 
     own = pictures(tmp_path / "own")
     with matplotlib.rc_context({"font.size": 20, "savefig.dpi": 50, "axes.grid": False, "xtick.color": "red"}):
@@ -157,7 +151,7 @@ def test_a_forest_plot_has_differences_intervals_and_the_margin() -> None:
     pairs = [comparison("last", 3.0, 0.01), comparison("same", 0.1, 0.001), comparison("reverse", 0.5, 4.0)]
     untested = Comparison("skip", "rail", "sst2", ("too few seeds",), "accuracy", -2.0, margin=1.0)
     missing = Comparison("skip", "all", "sst2", ("all is running",), margin=1.0)
-    (panel,) = comparison_figure([*pairs, untested, missing]).axes
+    (panel,) = figures.comparison_figure([*pairs, untested, missing]).axes
     assert [text.get_text() for text in panel.get_yticklabels()] == [
         f"skip \N{MINUS SIGN} {name}" for name in ("last", "same", "reverse", "rail")
     ]
@@ -180,7 +174,7 @@ def test_a_panel_has_the_curve_of_its_split() -> None:
         {"accuracy": 0.9, "en/accuracy": 0.9, "de/accuracy": 0.5},
     ]
     base = result(metric="accuracy", history=history)
-    assert _epoch_scores(base | {"data": {"scored_on": ["en"]}}) == [0.8, 0.9]
-    assert _epoch_scores(base | {"split": "de"}) == [0.4, 0.5]
-    assert _epoch_scores(base | {"data": {"scored_on": ["en", "de"]}}) == pytest.approx([0.6, 0.7])
-    assert _epoch_scores(base | {"split": "fr"}) == []
+    assert figures._epoch_scores(base | {"data": {"scored_on": ["en"]}}) == [0.8, 0.9]
+    assert figures._epoch_scores(base | {"split": "de"}) == [0.4, 0.5]
+    assert figures._epoch_scores(base | {"data": {"scored_on": ["en", "de"]}}) == pytest.approx([0.6, 0.7])
+    assert figures._epoch_scores(base | {"split": "fr"}) == []

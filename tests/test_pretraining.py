@@ -23,15 +23,6 @@ from transformers import AutoTokenizer
 from distill_runner.common.errors import UserError
 from distill_runner.datasets import pretraining
 from distill_runner.datasets.corpora import Corpus, CorpusPart, TransferPart, TransferSet
-from distill_runner.datasets.pretraining import (
-    IS_NEXT,
-    Documents,
-    packed_examples,
-    pair_examples,
-    passage_examples,
-    sentences_of,
-    write_examples,
-)
 from distill_runner.datasets.readers import hub
 from distill_runner.datasets.splits import CorpusSplit, TokenSplit
 from distill_runner.datasets.tokenization import SpecialTokens
@@ -57,11 +48,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def documents(lengths: list[list[int]]) -> Documents:
+def documents(lengths: list[list[int]]) -> pretraining.Documents:
     """Documents of sentences of these lengths, their tokens numbered from 1."""
     flat = [length for document in lengths for length in document]
     ids = np.arange(1, sum(flat) + 1)
-    return Documents(ids, np.cumsum([0, *flat]), np.cumsum([0, *map(len, lengths)]))
+    return pretraining.Documents(ids, np.cumsum([0, *flat]), np.cumsum([0, *map(len, lengths)]))
 
 
 LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=6)
@@ -120,7 +111,7 @@ def test_later_epochs_of_a_stream_read_what_the_first_saved(
     splits = list[CorpusSplit]()
     for name, text, split in (("a", streamed, "train"), ("b", streamed, "validation"), ("c", saved, "train")):
         (tmp_path / name).mkdir()
-        write_examples(tmp_path / name, text, split, tokenizer)  # type: ignore[arg-type]
+        pretraining.write_examples(tmp_path / name, text, split, tokenizer)  # type: ignore[arg-type]
         splits.append(CorpusSplit(tmp_path / name))
     assert len(passes) >= 3  # documents are counted, read, and read for the validation split
     assert (tmp_path / "a" / "ids.npy").read_bytes() == (tmp_path / "c" / "ids.npy").read_bytes()
@@ -229,7 +220,7 @@ def test_parts_follow_each_other_and_where_they_lie_is_no_part_of_them(tmp_path:
 @given(LENGTHS, st.integers(1, 20))
 def test_packing_loses_no_token(lengths: list[list[int]], room: int) -> None:
     source = documents(lengths)
-    blocks = [first for first, _, _ in packed_examples(source, room, separator=0)]
+    blocks = [first for first, _, _ in pretraining.packed_examples(source, room, separator=0)]
     assert all(len(block) == room for block in blocks[:-1])
     assert 1 <= len(blocks[-1]) <= room
     together = np.concatenate(blocks)
@@ -241,7 +232,7 @@ def test_packing_loses_no_token(lengths: list[list[int]], room: int) -> None:
 def test_pairs_are_neighbours_or_of_two_documents(lengths: list[list[int]], room: int, short: float) -> None:
     source = documents(lengths)
     starts = np.asarray(source.sentences[:])[np.asarray(source.documents[:])]
-    for first, second, label in pair_examples(source, room, short):
+    for first, second, label in pretraining.pair_examples(source, room, short):
         assert second is not None
         assert len(first) >= 1
         assert len(second) >= 1
@@ -249,8 +240,8 @@ def test_pairs_are_neighbours_or_of_two_documents(lengths: list[list[int]], room
         for part in (first, second):  # a run of the text, in one document
             assert np.all(np.diff(part) == 1)
         here, there = (int(np.searchsorted(starts, part[0] - 1, side="right")) for part in (first, second))
-        assert (here == there) == (label == IS_NEXT)
-        if label == IS_NEXT:
+        assert (here == there) == (label == pretraining.IS_NEXT)
+        if label == pretraining.IS_NEXT:
             assert second[0] > first[-1]
             assert second[0] == first[-1] + 1 or len(first) + len(second) == room  # what lay between was cut
 
@@ -258,28 +249,32 @@ def test_pairs_are_neighbours_or_of_two_documents(lengths: list[list[int]], room
 def test_documents_without_a_token_give_no_pairs() -> None:
     filled = [[5] * 9, [3, 4] * 5, [7] * 8]
     with_empty = [[0], filled[0], [0, 0], filled[1], [], filled[2], [0]]
-    assert [len(first) for first, _, _ in passage_examples(documents(with_empty), 20)] == [
+    assert [len(first) for first, _, _ in pretraining.passage_examples(documents(with_empty), 20)] == [
         *filled[0],
         *filled[1],
         *filled[2],
     ]
-    found = [[*map(str, pair_examples(documents(lengths), 20, 0.1))] for lengths in (filled, with_empty)]
+    found = [[*map(str, pretraining.pair_examples(documents(lengths), 20, 0.1))] for lengths in (filled, with_empty)]
     assert found[0] == found[1]
-    assert list(pair_examples(documents([[0], [0]]), 20, 0.1)) == []
+    assert list(pretraining.pair_examples(documents([[0], [0]]), 20, 0.1)) == []
 
 
 def test_half_of_the_pairs_are_neighbours_and_all_sentences_are_used() -> None:
     source = documents([[5] * 4000] * 5)
-    found = list(pair_examples(source, 60, short=0.1))
-    assert np.mean([label == IS_NEXT for _, _, label in found]) == pytest.approx(0.5, abs=0.03)
-    first = {int(token) for a, b, label in found for token in [*a, *(b if label == IS_NEXT and b is not None else [])]}
+    found = list(pretraining.pair_examples(source, 60, short=0.1))
+    assert np.mean([label == pretraining.IS_NEXT for _, _, label in found]) == pytest.approx(0.5, abs=0.03)
+    first = {
+        int(token)
+        for a, b, label in found
+        for token in [*a, *(b if label == pretraining.IS_NEXT and b is not None else [])]
+    }
     assert len(first) > 0.97 * len(source.ids)
 
 
 def test_examples_on_disk_are_framed_as_by_the_tokenizer(tokenizer: Any, tmp_path: Path) -> None:
     for form in ("passages", "packed", "pairs"):
         (tmp_path / form).mkdir()
-        write_examples(tmp_path / form, corpus(examples=form), "validation", tokenizer)
+        pretraining.write_examples(tmp_path / form, corpus(examples=form), "validation", tokenizer)
         tokens = TokenSplit(tmp_path / form)
         lengths = np.diff(tokens.offsets)
         assert lengths.max() == 32
@@ -305,7 +300,7 @@ def test_an_interruption_loses_one_portion(
     texts = corpus(examples="pairs")
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
-    write_examples(tmp_path / "whole", texts, "train", tokenizer)
+    pretraining.write_examples(tmp_path / "whole", texts, "train", tokenizer)
     calls = list[list[str]]()
     encode = pretraining.token_ids
 
@@ -317,7 +312,7 @@ def test_an_interruption_loses_one_portion(
 
     monkeypatch.setattr(pretraining, "token_ids", encode_some)
     with pytest.raises(KeyboardInterrupt):
-        write_examples(tmp_path / "stopped", texts, "train", tokenizer)
+        pretraining.write_examples(tmp_path / "stopped", texts, "train", tokenizer)
     # A killed process leaves half of a portion as well.
     with (tmp_path / "stopped" / "tokenized" / "ids.npy").open("ab") as file:
         file.write(b"half")
@@ -328,7 +323,7 @@ def test_an_interruption_loses_one_portion(
         return encode(tokenizer, part)
 
     monkeypatch.setattr(pretraining, "token_ids", encode_rest)
-    write_examples(tmp_path / "stopped", texts, "train", tokenizer)
+    pretraining.write_examples(tmp_path / "stopped", texts, "train", tokenizer)
     assert len(portions) == len(list(texts.documents("train"))) - stop
     files = {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
     assert {file.name: file.read_bytes() for file in (tmp_path / "stopped").iterdir()} == files
@@ -342,7 +337,7 @@ def test_token_ids_take_as_few_bytes_as_their_vocabulary_allows(
     monkeypatch.setattr(type(tokenizer), "__len__", lambda self: size)
     ids = [size - 1, 7]
     monkeypatch.setattr(pretraining, "token_ids", lambda _, texts: [ids] * len(texts))
-    write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
+    pretraining.write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
     tokens = TokenSplit(tmp_path)
     assert tokens.ids.dtype == dtype
     assert tokens.batch([0]).input_ids.tolist()[1:-1] == [size - 1, 7]
@@ -351,7 +346,7 @@ def test_token_ids_take_as_few_bytes_as_their_vocabulary_allows(
 
 
 def test_passages_are_what_the_tokenizer_gives(tokenizer: Any, tmp_path: Path) -> None:
-    write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
+    pretraining.write_examples(tmp_path, corpus(examples="passages"), "validation", tokenizer)
     tokens, texts = TokenSplit(tmp_path), list(corpus().texts("validation"))
     assert len(tokens) == len(texts)
     for number in (0, 1, len(texts) - 1):
@@ -447,7 +442,7 @@ def test_masking_with_probability_zero_and_one() -> None:
 
 def test_an_example_is_masked_the_same_in_any_company(tokenizer: Any, tmp_path: Path) -> None:
     mine = corpus(examples="pairs", whole_word=True)
-    write_examples(tmp_path, mine, "validation", tokenizer)
+    pretraining.write_examples(tmp_path, mine, "validation", tokenizer)
     data = CorpusData(mine, CorpusSplit(tmp_path), CorpusSplit(tmp_path), tokenizer, 7, CPU)
     alone = {number: data.batch(np.array([number]), 0) for number in range(6)}
     together = data.batch(np.arange(6), 0)
@@ -521,7 +516,7 @@ def test_what_cannot_be_read_is_refused(mixed: Path, tmp_path: Path) -> None:
 def test_a_transfer_set_or_a_corpus_without_enough_is_refused(mixed: Path, tokenizer: Any) -> None:
     refused(transfer(mixed, size=13).examples, r"transfer\.size=13", "12 examples")
     (mixed / "text.txt").write_text("Only this.")
-    refused(lambda: write_examples(mixed, corpus(mixed), "train", tokenizer), "corpus=mine", "hold_out")
+    refused(lambda: pretraining.write_examples(mixed, corpus(mixed), "train", tokenizer), "corpus=mine", "hold_out")
     one = TransferPart(dataset=str(mixed / "b"), columns=["x"])
     two = TransferPart(dataset=str(mixed / "a"), columns=["x", "y"])
     refused(transfer(mixed, parts={"a": two, "b": one}).examples, r"transfer\.parts\.b\.columns=\[x\]", "2 columns")
@@ -542,9 +537,9 @@ def test_a_transfer_set_or_a_corpus_without_enough_is_refused(mixed: Path, token
 )
 def test_a_sentence_keeps_its_quotes_and_brackets(text: str, sentences: list[str]) -> None:
     """Closing marks were lost, and the opening ones stayed."""
-    assert sentences_of(text) == sentences
+    assert pretraining.sentences_of(text) == sentences
 
 
 @given(st.text(st.sampled_from(list("Ab.!? \n\"')(")), max_size=40))
 def test_only_blanks_between_sentences_are_lost(text: str) -> None:
-    assert "".join("".join(sentences_of(text)).split()) == "".join(text.split())
+    assert "".join("".join(pretraining.sentences_of(text)).split()) == "".join(text.split())
