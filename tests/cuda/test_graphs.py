@@ -15,7 +15,7 @@ from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.models.features import FeatureRequest
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.training.devices import Device
-from distill_runner.training.graphs import Graphs
+from distill_runner.training.graphs import Graphs, end_failed_recording
 from distill_runner.training.train import Training
 from fake_cuda import COUNTS
 from helpers.small_runs import made_small
@@ -135,13 +135,25 @@ def test_losses_of_task_types(
     compare(kind, "fp32", *dict.fromkeys(named), tiny=False)
 
 
+LARGE = "optim.batch_size=200"  # one update an epoch
+
+
 @pytest.mark.parametrize(
-    "choice", [("method=internal", "schedule=pid", "schedule.limits=[1,1,1]"), ("method=pkd", "mapping=rail")]
+    "choice",
+    [
+        ("method=internal", "schedule=pid", "schedule.limits=[1,1,1]"),
+        ("method=pkd", "mapping=rail"),
+        ("method=prokd", "teacher.optim.epochs=3", "stages.phase1.optim.batch_size=200"),
+        ("method=rco", "route.checkpoints=[1,2,1]", "teacher.optim.epochs=2", "runtime.targets=live", LARGE),
+    ],
 )
 def test_a_graph_is_replayed_only_in_its_phase(choice: tuple[str, ...], compare: Callable[..., None]) -> None:
-    """Layers that follow one another, and layers that are drawn anew in each epoch, of a teacher in a cache."""
+    """Layers that follow one another, and layers that are drawn anew in each epoch, of a teacher in a cache.
+
+    A teacher that a route comes back to is loaded again, and lies elsewhere.
+    """
     sizes = ("student.num_layers=3", "teacher.optim.epochs=1", "runtime.log_every=2")
-    compare(choice[0], "fp32", *choice, *sizes)
+    compare(choice[0], "fp32", *sizes, *choice)
 
 
 def recorded(body: Callable[[], Any], pool: Any = None) -> torch.cuda.CUDAGraph:
@@ -149,6 +161,14 @@ def recorded(body: Callable[[], Any], pool: Any = None) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         body()
     return graph
+
+
+@pytest.fixture
+def pool() -> Iterator[Any]:
+    """Memory of graphs, whose recording may fail."""
+    stream, pool = torch.cuda.current_stream(), torch.cuda.graph_pool_handle()
+    yield pool
+    end_failed_recording(stream, pool)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +182,10 @@ def recorded(body: Callable[[], Any], pool: Any = None) -> torch.cuda.CUDAGraph:
         lambda x: x.add_(torch.empty(3, pin_memory=True).to("cuda", non_blocking=True)),
     ],
 )
-def test_what_a_recording_must_not_do(body: Callable[[torch.Tensor], Any]) -> None:
+def test_what_a_recording_must_not_do(body: Callable[[torch.Tensor], Any], pool: Any) -> None:
     x = torch.ones(3, device="cuda")
     with pytest.raises(RuntimeError, match="captur"):
-        recorded(lambda: body(x))
+        recorded(lambda: body(x), pool)
 
 
 def test_a_replay_computes_again_from_what_its_inputs_hold() -> None:
@@ -181,11 +201,11 @@ def test_a_replay_computes_again_from_what_its_inputs_hold() -> None:
     assert y.cpu().tolist() == [10, 10, 10]
 
 
-def test_memory_of_a_pool_holds_what_the_last_replay_computed() -> None:
+def test_memory_of_a_pool_holds_what_the_last_replay_computed(pool: Any) -> None:
     x, results = torch.ones(3, device="cuda"), list[torch.Tensor]()
-    first = recorded(lambda: results.append(x * 2))
+    first = recorded(lambda: results.append(x * 2), pool)
     assert results[0].isnan().all(), "nothing is computed yet"
-    second = recorded(lambda: results.append(x * 3), pool=first.pool())
+    second = recorded(lambda: results.append(x * 3), pool)
     first.replay()
     assert results[0].cpu().tolist() == [2, 2, 2]
     second.replay()
@@ -199,13 +219,27 @@ def test_a_replay_makes_no_host_wait_and_returns_values_of_its_own() -> None:
     def update(parts: Any, rate: torch.Tensor, _: Progress) -> dict[str, torch.Tensor]:
         return {"sum": sum(batch.sum() for batch, _ in parts) * rate}
 
-    graphs = Graphs(update, Device.from_name("cuda:0", "fp32"))
+    graphs = Graphs(Device.from_name("cuda:0", "fp32"))
     COUNTS.reset()
     rate, progress = torch.tensor(2.0), Progress(0, 0, 1, 4)
     batches: list[Any] = [torch.full((3,), float(number)) for number in range(5)]
-    values = [graphs([(batch, None)], rate, progress, None)["sum"] for batch in batches]
+    values = [graphs(update, [(batch, None)], rate, progress, None)["sum"] for batch in batches]
     assert not COUNTS.waits
     assert [value.item() for value in values] == [0, 6, 12, 18, 24]
+
+
+def test_an_update_that_does_not_fit_beside_the_graphs_is_taken_without_them() -> None:
+    def update(parts: Any, rate: torch.Tensor, _: Progress) -> dict[str, torch.Tensor]:
+        ((batch, _target),) = parts
+        if len(batch) == 5 and any(graphs.recorded.values()):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"sum": batch.sum() * rate}
+
+    graphs, progress = Graphs(Device.from_name("cuda:0", "fp32")), Progress(0, 0, 1, 4)
+    batches: list[Any] = [torch.ones(size) for size in (3, 3, 3, 5, 5, 3)]
+    values = [graphs(update, [(batch, None)], torch.tensor(2.0), progress, None)["sum"] for batch in batches]
+    assert [value.item() for value in values] == [6, 6, 6, 10, 10, 6]
+    assert not graphs.is_on
 
 
 class OfTheStep(LossTerm):
@@ -247,7 +281,7 @@ class ReadsInBackward(OfTheStep):
 def test_a_term_that_cannot_be_recorded(
     term: type[LossTerm], reason: str, compose: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    losses, option = {}, f"method.terms.ce.term={__name__}.{term.__name__}"
+    losses, option, stream = {}, f"method.terms.ce.term={__name__}.{term.__name__}", torch.cuda.current_stream()
     with caplog.at_level("INFO"):
         for graphs in ("false", "true"):
             options = ("method=nkd", f"store.dir={tmp_path}/{graphs}", *made_small(("method=nkd",)), option)
@@ -255,6 +289,7 @@ def test_a_term_that_cannot_be_recorded(
             losses[graphs] = [point["loss"] for point in losses_of(run, "cuda:0", "fp32")]
     assert losses["true"] == pytest.approx(losses["false"], rel=1e-5)
     assert [message for message in caplog.messages if reason in message and "run without graphs:" in message]
+    assert torch.cuda.current_stream() == stream
 
 
 def test_a_run_taken_up_within_an_epoch_is_the_same(

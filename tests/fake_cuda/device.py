@@ -20,51 +20,17 @@ from fake_cuda.functions import FUNCTIONS
 DEVICE = torch.device("cuda:0")
 _NO_KERNEL = frozenset(
     [
-        "view",
-        "_unsafe_view",
-        "transpose",
-        "permute",
-        "slice",
-        "select",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "split",
-        "split_with_sizes",
-        "detach",
-        "alias",
-        "t",
-        "as_strided",
-        "_reshape_alias",
-        "unbind",
-        "chunk",
-        "empty",
-        "new_empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty_strided",
-        "lift_fresh",
-        "set_",
-        "resize_",
-        "_local_scalar_dense",
-        "unfold",
-        "diagonal",
-        "is_pinned",
-        "record_stream",
+        *("view", "_unsafe_view", "transpose", "permute", "slice", "select", "expand", "unsqueeze", "squeeze", "split"),
+        *("split_with_sizes", "detach", "alias", "t", "as_strided", "_reshape_alias", "unbind", "chunk", "empty"),
+        *("new_empty", "empty_like", "empty_strided", "new_empty_strided", "lift_fresh", "set_", "resize_"),
+        *("_local_scalar_dense", "unfold", "diagonal", "is_pinned", "record_stream"),
     ]
 )
 """Views and bookkeeping."""
 _WAITING = frozenset(
     [
-        "_local_scalar_dense",
-        "is_nonzero",
-        "equal",
-        "item",
-        "nonzero",
-        "masked_select",
-        "_unique2",
-        "unique_consecutive",
-        "unique_dim",
+        *("_local_scalar_dense", "is_nonzero", "equal", "item", "nonzero", "masked_select", "_unique2"),
+        *("unique_consecutive", "unique_dim"),
     ]
 )
 """What returns values to the host, or tensors whose size depends on values."""
@@ -87,6 +53,8 @@ class OnGpu(Tensor):
             device=DEVICE,
         )
         made.held = values
+        if graphs.CUDAGraph.current is not None:
+            graphs.CUDAGraph.current.made.add(made.untyped_storage()._cdata)
         return made
 
     def __init__(self, values: Tensor) -> None:
@@ -144,6 +112,7 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         inner_kwargs = inner_kwargs | {"device": torch.device("cpu")}
     inner_kwargs.pop("pin_memory", None)
     if (recording := graphs.CUDAGraph.current) is not None:
+        recording.note_reads(here)
         for tensor in graphs.written(function, inner_args, inner_kwargs):
             recording.keep(tensor)
     found = _compute(function, name, inner_args, inner_kwargs)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.cuda._utils import _get_device_index
 
-from fake_cuda.graphs import forbid, graph, is_current_stream_capturing
+from fake_cuda import graphs
 
 CAPABILITY = [9, 0]
 STATE_BYTES = 16
@@ -66,7 +66,7 @@ def set_device(device: Any) -> None:
 
 def synchronize(device: Any = None) -> None:
     """A device of another type, or that is not there, is an error; the CPU has always finished."""
-    forbid("synchronize")
+    graphs.forbid("synchronize")
     _require(_index(device, optional=True))
 
 
@@ -92,13 +92,13 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 def get_rng_state(device: Any = "cuda") -> Tensor:
     """The state of one GPU's generator, 16 bytes on the CPU; a GPU that is not there is an error."""
-    forbid("get_rng_state")
+    graphs.forbid("get_rng_state")
     return _STATES.setdefault(_generator(device), torch.zeros(STATE_BYTES, dtype=torch.uint8)).clone()
 
 
 def set_rng_state(new_state: Tensor, device: Any = "cuda") -> None:
     """A state that is on a GPU, of another type than bytes, or of another size than 16, is an error."""
-    forbid("set_rng_state")
+    graphs.forbid("set_rng_state")
     index = _generator(device)
     if new_state.device.type != "cpu" or new_state.dtype != torch.uint8:
         raise TypeError("RNG state must be a torch.ByteTensor")
@@ -120,23 +120,19 @@ def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
 
 def manual_seed(seed: int) -> None:
     """The generator of the current GPU starts at the seed."""
-    forbid("manual_seed")
+    graphs.forbid("manual_seed")
     _STATES[torch.cuda.current_device()] = torch.tensor([int(seed) % 2**63, 0]).view(torch.uint8)
 
 
 def manual_seed_all(seed: int) -> None:
     """The generators of all GPUs start at the seed."""
-    forbid("manual_seed_all")
+    graphs.forbid("manual_seed_all")
     for index in range(torch.cuda.device_count()):
         _STATES[index] = torch.tensor([int(seed) % 2**63, 0]).view(torch.uint8)
 
 
 def _lazy_init() -> None:
     """Nothing: there is no driver to start."""
-
-
-def empty_cache() -> None:
-    """Nothing: memory that is not used is no one's."""
 
 
 def amp_definitely_not_available() -> bool:
@@ -147,11 +143,16 @@ def amp_definitely_not_available() -> bool:
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     f"torch.cuda.{function.__name__}": function
     for function in (
-        *(is_available, is_bf16_supported, device_count, current_device, set_device, synchronize, empty_cache),
-        *(graph, is_current_stream_capturing, get_device_properties, get_device_name, get_device_capability),
+        *(is_available, is_bf16_supported, device_count, current_device, set_device, synchronize),
+        *(graphs.graph, graphs.graph_pool_handle, graphs.current_stream, graphs.set_stream, graphs.empty_cache),
+        graphs.is_current_stream_capturing,
+        *(get_device_properties, get_device_name, get_device_capability),
         *(get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all, manual_seed, manual_seed_all, _lazy_init),
     )
 } | {
+    "torch._C._cuda_endAllocateToPool": graphs.end_allocate_to_pool,
+    "torch.accelerator.current_accelerator": lambda check_available=False: torch.device("cuda"),
+    "torch.accelerator.current_stream": lambda: SimpleNamespace(is_capturing=graphs.is_current_stream_capturing),
     "torch.cuda.amp.common.amp_definitely_not_available": amp_definitely_not_available,
     "torch.cuda.is_initialized": is_available,
 }

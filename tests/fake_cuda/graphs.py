@@ -1,22 +1,28 @@
 """``torch.cuda.CUDAGraph`` on the fake device: a replay computes again what was called while it recorded.
 
 Nothing happens while it records: weights and the state of the generator stay. As on a GPU, what makes the host
-wait, copies of memory that is not pinned, allocations of pinned memory, and calls of the generator are errors, after
-which the generator is not to be used until another recording has ended well (torch until 2.10 at least). Graphs of one
-pool share their memory: what one computes lasts until another one is replayed.
+wait, copies of memory that is not pinned, allocations of pinned memory, and calls of the generator are errors. After
+an error the stream of the recording is still the current one, the generator is not to be used until another recording
+has ended well, and no other begins until the failed one's use of its pool is ended (torch until 2.12). Graphs of one
+pool share their memory: what one computes lasts until another one is replayed. What a graph reads must not be freed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from fake_cuda import COUNTS
 
 RANDOM = frozenset(["native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "uniform_", "normal_"])
+FIRST_STREAM, STREAM_OF_RECORDINGS = (
+    SimpleNamespace(name=name, device=torch.device("cuda:0"), device_index=0) for name in ("first", "recording")
+)
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
 
@@ -25,17 +31,18 @@ class CUDAGraph:
 
     current: "CUDAGraph | None" = None
     has_failed = False
+    stream = FIRST_STREAM
+    pools_in_use: ClassVar[list[list["CUDAGraph"]]] = []
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
         self.originals: dict[int, tuple[Tensor, Tensor]] = {}
         self.computed: list[Tensor] = []
+        self.made = set[int]()
+        self.read: dict[int, StorageWeakRef] = {}
         self.neighbors = [self]
         self.error = ""
         self.kernels = 0
-
-    def pool(self) -> list["CUDAGraph"]:
-        return self.neighbors
 
     def spoil(self) -> None:
         """Lose what lies in the memory of the pool."""
@@ -44,6 +51,7 @@ class CUDAGraph:
 
     def replay(self) -> None:
         assert CUDAGraph.current is None, NOT_PERMITTED
+        assert not any(storage.expired() for storage in self.read.values()), "an illegal memory access"
         for other in self.neighbors:
             if other is not self:
                 other.spoil()
@@ -52,6 +60,11 @@ class CUDAGraph:
         for call in self.calls:
             call()
         COUNTS.launches, COUNTS.copies = launches, copies  # which the host does not start
+
+    def note_reads(self, tensors: Sequence[Tensor]) -> None:
+        """Remember the memory that was there before the recording."""
+        storages = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+        self.read |= {key: StorageWeakRef(storage) for key, storage in storages.items() if key not in self.made}
 
     def keep(self, tensor: Tensor) -> None:
         """Remember what a tensor holds before it is written to for the first time."""
@@ -64,6 +77,33 @@ class CUDAGraph:
 def is_current_stream_capturing() -> bool:
     """Whether a graph records."""
     return CUDAGraph.current is not None
+
+
+def graph_pool_handle() -> list[CUDAGraph]:
+    """A new pool, of no graph yet."""
+    return []
+
+
+def current_stream(device: Any = None) -> SimpleNamespace:
+    """The first stream, or that of a recording that has failed."""
+    return CUDAGraph.stream
+
+
+def set_stream(stream: SimpleNamespace) -> None:
+    """Take another stream."""
+    CUDAGraph.stream = stream
+
+
+def empty_cache() -> None:
+    """Nothing: memory that is not used is no one's. It is an error while a pool is in use, as torch takes it."""
+    assert not CUDAGraph.pools_in_use, "captures_underway.empty() INTERNAL ASSERT FAILED"
+
+
+def end_allocate_to_pool(device: int, pool: list[CUDAGraph]) -> None:
+    """End the use of a pool by a recording; an error if there is none."""
+    if not any(pool is one for one in CUDAGraph.pools_in_use):
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+    CUDAGraph.pools_in_use.clear()
 
 
 def forbid(what: str) -> None:
@@ -85,11 +125,14 @@ def graph(
 ) -> Iterator[None]:
     """Record what is called, in one thread; the other modes fail if another thread copies at the same time."""
     assert capture_error_mode == "thread_local"
+    empty_cache()
+    before, CUDAGraph.stream = CUDAGraph.stream, STREAM_OF_RECORDINGS
     random, launches, copies = torch.get_rng_state(), COUNTS.launches.copy(), COUNTS.copies.copy()
     CUDAGraph.current = cuda_graph
     if pool is not None:
         cuda_graph.neighbors = pool
         pool.append(cuda_graph)
+    CUDAGraph.pools_in_use.append(cuda_graph.neighbors)
     try:
         yield
     finally:
@@ -102,6 +145,8 @@ def graph(
         cuda_graph.spoil()
         if cuda_graph.error:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        CUDAGraph.stream = before
+        CUDAGraph.pools_in_use.clear()
 
 
 def written(function: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:

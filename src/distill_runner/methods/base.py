@@ -61,7 +61,7 @@ class LossTerm(nn.Module, ABC):
             batches add up to the mean over the update.
         student_needs, teacher_needs: features that ``forward`` reads of each model.
         fits_teacher: whether ``fit`` must see the teacher's features of all training examples before the first update.
-        diagnostics: detached scalars of the last forward, logged with the losses.
+        diagnostics: scalars of the last forward, logged with the losses.
     """
 
     version: ClassVar[int] = 1
@@ -309,6 +309,8 @@ class Method(nn.Module):
         losses = dict[str, Tensor]()
         for name, term in self.current_terms().items():
             loss = term(student, teacher, batch, progress)
+            # Autograd's nodes would stay until the next update, and those of another stream refuse to be recorded.
+            term.diagnostics = {key: value.detach() for key, value in term.diagnostics.items()}
             if not torch.is_tensor(loss) or loss.dim():
                 remedy = "Return a mean over the examples, such as losses.mean()."
                 raise UserError(f".method.terms.{name}", None, "forward does not return one number", remedy)

@@ -198,6 +198,7 @@ class LogitMatching(PredictionTerm):
     """
 
     ends_late = True
+    softening_2: Tensor
 
     def __init__(
         self,
@@ -222,6 +223,7 @@ class LogitMatching(PredictionTerm):
         self.num_steps = num_checkpoints or tau_max
         with error_context(".steps"):
             steps.spread(range(self.num_steps), num_epochs=1)
+        self.register_buffer("softening_2", torch.ones(2), persistent=False)
 
     @classmethod
     def ignored_arguments(cls, outputs: Outputs) -> frozenset[str]:
@@ -237,10 +239,19 @@ class LogitMatching(PredictionTerm):
         temperatures = self.steps.spread(step_temperatures, progress.num_epochs)
         return temperatures[min(progress.epoch, len(temperatures) - 1)]
 
-    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+    def begin_epoch(self, progress: Progress) -> None:
+        """Put T and c(T) where a recorded update reads them."""
         temperature = self.temperature(progress)
-        self.diagnostics = {"temperature": torch.full((), float(temperature), device=student.logits_OC.device)}
-        target_BC = teacher.logits_OC * SOFTENINGS[self.soften](temperature, self.tau_max)
+        factor = SOFTENINGS[self.soften](temperature, self.tau_max)
+        self.softening_2.copy_(torch.tensor([temperature, factor], dtype=torch.float64))
+
+    def graph_key(self, progress: Progress) -> None:
+        return None
+
+    def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
+        temperature, factor = self.softening_2
+        self.diagnostics = {"temperature": temperature.clone()}
+        target_BC = teacher.logits_OC * factor
         return self.outputs.logit_loss(student.logits_OC, target_BC, batch, self.over_classes)
 
 
@@ -318,7 +329,7 @@ class DecoupledSoftLabels(PredictionTerm):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         parts = decoupled_divergences(student.logits_OC, teacher.logits_OC, batch.gold, self.temperature)
         target, others = (weighted_mean(part, batch.output_weights) for part in parts)
-        self.diagnostics = {"target": target.detach(), "others": others.detach()}
+        self.diagnostics = {"target": target, "others": others}
         return (self.alpha * target + self.beta * others) * (self.temperature**2 if self.scale_by_t2 else 1)
 
 
@@ -358,6 +369,6 @@ class CorrelatedSoftLabels(PredictionTerm):
         one, other = ((logits.double() / self.temperature).softmax(-1) for logits in both)
         over_classes = correlation_over_classes(one, other, batch.output_weights)
         over_examples = correlation_over_outputs(one, other, batch.output_weights)
-        self.diagnostics = {"over_classes": over_classes.detach(), "over_examples": over_examples.detach()}
+        self.diagnostics = {"over_classes": over_classes, "over_examples": over_examples}
         loss = (self.over_classes * over_classes + self.over_examples * over_examples).to(student.logits_OC.dtype)
         return loss * (self.temperature**2 if self.scale_by_t2 else 1)

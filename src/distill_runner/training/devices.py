@@ -139,7 +139,7 @@ class Device:
         return value if self.torch.type == "cpu" else self.block_of(value)[1]
 
     def block_of(self, value: AnyTree) -> tuple[Tensor, AnyTree]:
-        """Copy the tensors of ``value`` that are on the host into one block on the device.
+        """Copy the tensors of ``value``, which are on the host, into one block on the device.
 
         The GPU gets them in one copy from one block of pinned memory. With other memory, the host would wait
         until the GPU has finished all earlier work. torch keeps the block until the copy is finished, and reuses it for
@@ -148,23 +148,13 @@ class Device:
         Returns:
             The block, and ``value`` with tensors that lie in it.
         """
-        on_host = [tensor for tensor in tensors_of(value) if tensor.is_cpu]
-        if not on_host:
-            return torch.empty(0, dtype=torch.uint8, device=self.torch), value
-        block = self._pinned(on_host).to(self.torch, non_blocking=True)
-        copies = iter(_parts(block, on_host))
-        return block, mapped(value, lambda tensor: next(copies) if tensor.is_cpu else tensor)
+        block = self.pinned(value).to(self.torch, non_blocking=True)
+        copies = iter(_parts(block, tensors_of(value)))
+        return block, mapped(value, lambda _: next(copies))
 
-    def refill(self, block: Tensor, static: AnyTree, value: AnyTree) -> None:
-        """Copy the tensors of ``value`` to those of ``static``, whose parts from the host lie in ``block``."""
-        pairs = list(zip(tensors_of(value), tensors_of(static), strict=True))
-        if len(block):
-            block.copy_(self._pinned([tensor for tensor, _ in pairs if tensor.is_cpu]), non_blocking=True)
-        for tensor, target in pairs:
-            if not tensor.is_cpu:
-                target.copy_(tensor)
-
-    def _pinned(self, tensors: Sequence[Tensor]) -> Tensor:
+    def pinned(self, value: Any) -> Tensor:
+        """Return a block of pinned memory with the tensors of ``value``, as ``block_of`` copies it."""
+        tensors = tensors_of(value)
         block = torch.empty(sum(map(_aligned_size, tensors)), dtype=torch.uint8, pin_memory=self.torch.type == "cuda")
         for tensor, part in zip(tensors, _parts(block, tensors), strict=True):
             part.copy_(tensor)

@@ -10,6 +10,7 @@ Shapes repeat because batches of texts are filled up: ``fill`` appends sequences
 import logging
 import math
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,12 +22,14 @@ from torch import Tensor
 from distill_runner.common.errors import first_line
 from distill_runner.datasets.batches import Batch, length_groups, rounded_up
 from distill_runner.methods.base import Progress
-from distill_runner.training.devices import Device, mapped, shape_of, tensors_of
+from distill_runner.training.devices import Device, shape_of
 
 log = logging.getLogger(__name__)
 
 Part = tuple[Batch, Any]
 """A batch with its weights, and what the teacher's features follow from."""
+TakeUpdate = Callable[[Iterable[Part], Tensor, Progress], dict[str, Tensor]]
+Inputs = tuple[tuple[Part, ...], Tensor]
 
 TOKEN_STEP, OUTPUT_STEP, LENGTH_STEP = 128, 32, 32
 """Numbers of tokens, of outputs of a head on tokens, and of tokens of the longest text are rounded up to multiples."""
@@ -117,30 +120,23 @@ _recording = partial(torch.cuda.graph, capture_error_mode="thread_local")
 
 @dataclass
 class _Recorded:
-    """Graph of the inputs of one shape: where its inputs lie, and its outputs."""
+    """Graph of the inputs of one shape: the block in which they lie, and its outputs."""
 
     block: Tensor
-    inputs: Any
     graph: torch.cuda.CUDAGraph
     names: list[str]
     values: Tensor
 
 
 class Graphs:
-    """An update, called directly or replayed.
+    """Updates, called directly or replayed.
 
     Args:
-        update: function of the parts of an update, the learning rate and the progress. It returns scalars by name.
         obstacle: why updates cannot be recorded; empty if they can.
     """
 
-    def __init__(
-        self,
-        update: Callable[[Iterable[Part], Tensor, Progress], dict[str, Tensor]],
-        device: Device,
-        obstacle: str = "",
-    ) -> None:
-        self.update, self.device = update, device
+    def __init__(self, device: Device, obstacle: str = "") -> None:
+        self.device = device
         self.recorded: dict[Hashable, _Recorded | None] = {}
         self.reads = set[str]()
         self.pool: Any = None
@@ -149,56 +145,75 @@ class Graphs:
             self._give_up(obstacle)
 
     def __call__(
-        self, parts: Iterable[Part], rate: Tensor, progress: Progress, graph_key: Hashable
+        self, update: TakeUpdate, parts: Iterable[Part], rate: Tensor, progress: Progress, graph_key: Hashable
     ) -> dict[str, Tensor]:
         """Take an update.
 
         Args:
+            update: function of the parts of an update, the learning rate and the progress; the same in all calls. It
+                returns scalars by name.
             parts: batches, on the host, and what their targets follow from.
             rate: the learning rate, on the host.
             graph_key: all that ``update`` depends on besides its arguments; another one gets graphs of its own.
         """
         if not self.is_on:
-            return self.update(map(self.device.move, parts), self.device.move(rate), progress)
+            return update(map(self.device.move, parts), self.device.move(rate), progress)
         inputs = (tuple(parts), rate)
         key = (graph_key, *(getattr(progress, name) for name in sorted(self.reads)), shape_of(inputs))
-        if key not in self.recorded:
-            reads = ProgressReads(progress)
-            values = self.update(*self.device.move(inputs), reads)  # type: ignore[arg-type]
-            if "step" in reads.names:
-                self._give_up("a term reads the number of the step")
-            elif reads.names <= self.reads:
-                self.recorded[key] = None
-            self.reads |= reads.names
-            return values
-        if (recorded := self.recorded[key]) is not None:
-            self.device.refill(recorded.block, recorded.inputs, inputs)
-        elif (recorded := self._record(inputs, progress)) is not None:
-            self.recorded[key] = recorded
-        else:
-            return self.update(*self.device.move(inputs), progress)
-        recorded.graph.replay()
-        return dict(zip(recorded.names, recorded.values.clone().unbind(), strict=True))
+        if key in self.recorded:
+            recorded = self.recorded[key] = self.recorded[key] or self._record(update, inputs, progress)
+            if recorded is not None:
+                recorded.block.copy_(self.device.pinned(inputs), non_blocking=True)
+                recorded.graph.replay()
+                return dict(zip(recorded.names, recorded.values.clone().unbind(), strict=True))
+        reads = ProgressReads(progress)
+        values = self._directly(update, inputs, reads)
+        if "step" in reads.names:
+            self._give_up("a term reads the number of the step")
+        elif reads.names <= self.reads:
+            self.recorded[key] = None
+        self.reads |= reads.names
+        return values
 
-    def _record(self, inputs: tuple[tuple[Part, ...], Tensor], progress: Progress) -> _Recorded | None:
+    def _directly(self, update: TakeUpdate, inputs: Inputs, progress: Any) -> dict[str, Tensor]:
+        """Take an update without a graph. If it does not fit into memory beside the graphs, they are given up."""
+        if any(self.recorded.values()):
+            try:
+                return update(*self.device.move(inputs), progress)
+            except torch.OutOfMemoryError as error:
+                self._give_up(first_line(error))
+        return update(*self.device.move(inputs), progress)
+
+    def _record(self, update: TakeUpdate, inputs: Inputs, progress: Progress) -> _Recorded | None:
         """Record the update of ``inputs``, which are copied to where the graph reads them; None if it cannot be."""
-        block, moved = self.device.block_of(inputs)
-        on_host = iter([tensor.is_cpu for tensor in tensors_of(inputs)])
-        parts, rate = mapped(moved, lambda tensor: tensor if next(on_host) else tensor.clone())
-        graph = torch.cuda.CUDAGraph()
+        block, (parts, rate) = self.device.block_of(inputs)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
         try:
             with _recording(graph, self.pool):
-                outputs = self.update(parts, rate, progress)
+                outputs = update(parts, rate, progress)
                 values = torch.stack(list(outputs.values()))
         except RuntimeError as error:
             self._give_up(first_line(error.__context__ or error))  # as the recording ends, CUDA raises another
-            with _recording(torch.cuda.CUDAGraph()):  # which ends well: else torch's generator would still record
-                rate.clone()
+            end_failed_recording(stream, self.pool)
             return None
-        self.pool = self.pool or graph.pool()
-        return _Recorded(block, (parts, rate), graph, list(outputs), values)
+        return _Recorded(block, graph, list(outputs), values)
 
     def _give_up(self, reason: str) -> None:
         self.is_on = False
         self.recorded.clear()
         log.info("updates run without graphs: %s", reason)
+
+
+def end_failed_recording(stream: torch.cuda.Stream, pool: Any) -> None:
+    """Undo what torch leaves of a recording that failed: its stream, its use of ``pool``, and a generator that records.
+
+    Args:
+        stream: the current stream before the recording.
+    """
+    torch.cuda.set_stream(stream)
+    with suppress(RuntimeError):  # since 2.13 nothing is left of it
+        torch._C._cuda_endAllocateToPool(stream.device_index, pool)  # private: torch itself forgets it until 2.12
+    with _recording(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device=stream.device)

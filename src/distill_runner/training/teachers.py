@@ -7,6 +7,7 @@ repeating some if needed. The teacher's features of an example then do not depen
 
 from __future__ import annotations
 
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 SEQUENCE_MULTIPLE = 16
 """The teacher runs on a multiple of this many sequences: matrix products of fewer rows may use another kernel."""
+_NUMBERS = itertools.count()
 
 
 class TeacherTargets(ABC):
@@ -79,9 +81,13 @@ class LiveTargets(TeacherTargets):
         for layer in device.product_layers(model).values():  # whose weights autocast would round for each batch
             layer.to(LOW_PRECISION[device.precision])
         self.split, self.needs, self.device = split, needs, device
+        self.number = next(_NUMBERS)
 
     def prepare(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
-        """Return the teacher's own batch, and which of its sequences, tokens and outputs are those of ``batch``."""
+        """Return the teacher's own batch, and which of its sequences, tokens and outputs are those of ``batch``.
+
+        With them comes the teacher's number, since a recorded update reads the weights of one teacher, where they lie.
+        """
         if needs is None or not self.needs.of_tokens:
             needs = self.needs
         own_batch = self.split.teacher_batch(batch, SEQUENCE_MULTIPLE, self.device.length_multiple)
@@ -91,10 +97,10 @@ class LiveTargets(TeacherTargets):
         sequences = torch.tensor([place_of.get(example, 0) for example in batch.index.tolist()])
         tokens = _tokens(own_batch, sequences, batch) if needs.of_tokens else slice(None)
         outputs = sequences if own_batch.head_tokens is None else _outputs(own_batch, batch)
-        return own_batch, sequences, tokens, outputs, needs
+        return self.number, own_batch, sequences, tokens, outputs, needs
 
     def features(self, prepared: Any) -> Features:
-        own_batch, sequences, tokens, outputs, needs = prepared
+        _, own_batch, sequences, tokens, outputs, needs = prepared
         with torch.inference_mode(), self.device.autocast():
             features = extract(self.model, own_batch, needs)
         return features.full(sequences, tokens, outputs)
@@ -260,7 +266,7 @@ class CheckpointTargets(TeacherTargets):
             with preserved_random_state():  # building a model draws random numbers, but reading a cache does not
                 self.targets = self.open_checkpoint(number)
             self.number, self.device = number, self.targets.device
-        return number, self.targets.prepare(batch, progress, needs)  # a graph is of one checkpoint
+        return self.targets.prepare(batch, progress, needs)
 
     def features(self, prepared: Any) -> Features:
-        return self.targets.features(prepared[1])
+        return self.targets.features(prepared)

@@ -144,7 +144,7 @@ class Training:
         self.per_epoch = optim.steps_per_epoch(len(data))
         self.num_steps = optim.num_steps(len(data))
         self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, log_metrics)
-        self.graphs = Graphs(self.take_update_on_device, device, self._graph_obstacle())
+        self.graphs = Graphs(device, self._graph_obstacle())
 
     def _graph_obstacle(self) -> str:
         """Return why updates cannot be recorded as CUDA graphs; empty if they can."""
@@ -196,8 +196,8 @@ class Training:
         own = batches_with_shares(update, totals_2)
         batches = fill(own) if self.graphs.is_on else own
         parts = ((batch, self.teacher.prepare(batch, progress, self.method.teacher_needs)) for batch in batches)
-        graph_key = self.method.graph_key(progress)
-        values = self.graphs(parts, torch.tensor(rate, dtype=torch.float64), progress, graph_key)
+        on_host, graph_key = torch.tensor(rate, dtype=torch.float64), self.method.graph_key(progress)
+        values = self.graphs(self.take_update_on_device, parts, on_host, progress, graph_key)
         for group in self.optimizer.param_groups:
             group["lr"] = rate  # in place of the update's tensor, so that checkpoints hold a number
         means = {name: values.pop(name) for name in self.method.current_terms()}
@@ -229,6 +229,7 @@ class Training:
         self.group.all_reduce_sum([*means.values(), *diagnostics.values(), *gradients])
         for group in self.optimizer.param_groups:
             group["lr"] = rate.float() if rate.is_cuda else rate.item()
+            group["capturable"] = rate.is_cuda and torch.cuda.is_current_stream_capturing()
         if self.optim.clip is not None:
             self.scaler.unscale_(self.optimizer)
             norm = nn.utils.get_total_norm(gradients)
@@ -317,8 +318,7 @@ def make_optimizer(model: nn.Module, method: nn.Module, optim: Optim) -> torch.o
         sgd.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p in parameters if optim.momentum})
         return sgd
     adam = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[optim.name]
-    on_gpu = bool(parameters) and parameters[0].is_cuda  # where updates are recorded
-    return adam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True, capturable=on_gpu)
+    return adam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
 
 def learning_rate(optim: Optim, step: int, num_steps: int) -> float:
