@@ -30,17 +30,8 @@ def test_what_a_gpu_would_do() -> None:
         compiled()
     except RuntimeError as error:
         pytest.skip(f"the fake device cannot be compiled: {error}")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "fake_cuda.plugin",
-        str(TESTS / "cuda"),
-    ]
+    options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "fake_cuda.plugin"]
+    command = [sys.executable, *options, str(TESTS / "cuda")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent)
     print(ended.stdout[-5000:])

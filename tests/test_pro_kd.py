@@ -48,6 +48,7 @@ def matching(student: torch.Tensor, teacher: torch.Tensor, epoch: int, **argumen
     term = TermConfig.parse({"term": "logit_matching", **given}).make()
     shape = EncoderShape(2, 32, 4, student.shape[1], 100, "bert")
     term.bind(shape, shape, Classes() if student.shape[1] > 1 else Score())
+    term.double().begin_epoch(progress(epoch))
     return term(Features(student.double()), Features(teacher.double()), BATCH, progress(epoch))
 
 

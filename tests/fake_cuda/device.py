@@ -195,12 +195,7 @@ def _site() -> str:
 
 
 _PINNED: dict[int, Tensor] = {}
-"""By address; kept, so that no other tensor comes to lie there."""
-
-
-def _pin(tensor: Tensor, device: Any = "cuda") -> Tensor:
-    """A copy that counts as pinned; copies to the GPU of other memory make the host wait."""
-    return _kept(tensor.clone())
+"""By address; kept, so that no other tensor comes to lie there. Copies of other memory make the host wait."""
 
 
 def _kept(tensor: Tensor) -> Tensor:
@@ -291,7 +286,6 @@ def _no_grad(mode: bool = True) -> Any:
 REPLACED: Mapping[str, Any] = {
     **FUNCTIONS,
     "torch.inference_mode": _no_grad,
-    "torch.Tensor.pin_memory": _pin,
     "torch.cuda.CUDAGraph": graphs.CUDAGraph,
     "torch.load": _loading(torch.load),
     "transformers.PreTrainedModel.save_pretrained": _saving(PreTrainedModel.save_pretrained),

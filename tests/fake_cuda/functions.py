@@ -3,7 +3,7 @@
 They refuse what torch's own refuse, such as a device without a number.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,24 +38,9 @@ def _generator(device: Any) -> int:
     return range(torch.cuda.device_count())[_index(device, optional=True)]
 
 
-def is_available() -> bool:
-    """There is a GPU."""
-    return True
-
-
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """The GPU has bf16, as those since Ampere have."""
     return including_emulation or CAPABILITY[0] >= 8
-
-
-def device_count() -> int:
-    """There is one GPU."""
-    return 1
-
-
-def current_device() -> int:
-    """The current GPU is 0."""
-    return 0
 
 
 def set_device(device: Any) -> None:
@@ -107,53 +92,32 @@ def set_rng_state(new_state: Tensor, device: Any = "cuda") -> None:
     _STATES[index] = new_state.clone()
 
 
-def get_rng_state_all() -> list[Tensor]:
-    """The states of all GPUs, by their numbers."""
-    return [get_rng_state(index) for index in range(torch.cuda.device_count())]
-
-
-def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
-    """As `set_rng_state`, for all GPUs; more states than GPUs are an error."""
-    for index, state in enumerate(new_states):
-        set_rng_state(state, index)
-
-
 def manual_seed(seed: int) -> None:
     """The generator of the current GPU starts at the seed."""
     graphs.forbid("manual_seed")
     _STATES[torch.cuda.current_device()] = torch.tensor([int(seed) % 2**63, 0]).view(torch.uint8)
 
 
-def manual_seed_all(seed: int) -> None:
-    """The generators of all GPUs start at the seed."""
-    graphs.forbid("manual_seed_all")
-    for index in range(torch.cuda.device_count()):
-        _STATES[index] = torch.tensor([int(seed) % 2**63, 0]).view(torch.uint8)
-
-
-def _lazy_init() -> None:
-    """Nothing: there is no driver to start."""
-
-
-def amp_definitely_not_available() -> bool:
-    """Gradient scaling is available."""
-    return False
-
-
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     f"torch.cuda.{function.__name__}": function
     for function in (
-        *(is_available, is_bf16_supported, device_count, current_device, set_device, synchronize),
-        *(graphs.graph, graphs.graph_pool_handle, graphs.current_stream, graphs.set_stream, graphs.empty_cache),
-        graphs.is_current_stream_capturing,
-        *(get_device_properties, get_device_name, get_device_capability),
-        *(get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all, manual_seed, manual_seed_all, _lazy_init),
+        *(set_device, synchronize, manual_seed, get_rng_state, set_rng_state),
+        *(get_device_properties, get_device_name, get_device_capability, is_bf16_supported),
+        *(graphs.graph, graphs.empty_cache, graphs.is_current_stream_capturing),
     )
 } | {
     "torch._C._cuda_endAllocateToPool": graphs.end_allocate_to_pool,
     "torch.accelerator.current_accelerator": lambda check_available=False: torch.device("cuda"),
     "torch.accelerator.current_stream": lambda: SimpleNamespace(is_capturing=graphs.is_current_stream_capturing),
-    "torch.cuda.amp.common.amp_definitely_not_available": amp_definitely_not_available,
-    "torch.cuda.is_initialized": is_available,
+    "torch.cuda.amp.common.amp_definitely_not_available": lambda: False,
+    "torch.cuda.is_available": lambda: True,
+    "torch.cuda.is_initialized": lambda: True,
+    "torch.cuda.device_count": lambda: 1,
+    "torch.cuda.current_device": lambda: 0,
+    "torch.cuda._lazy_init": lambda: None,
+    "torch.cuda.manual_seed_all": manual_seed,
+    "torch.cuda.graph_pool_handle": list,  # of the graphs that share it
+    "torch.cuda.current_stream": lambda: graphs.CUDAGraph.stream,
+    "torch.cuda.set_stream": lambda stream: setattr(graphs.CUDAGraph, "stream", stream),
 }
 """By the name of the function that is replaced."""

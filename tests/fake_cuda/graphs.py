@@ -20,9 +20,8 @@ from torch.utils._pytree import tree_leaves
 from fake_cuda import COUNTS
 
 RANDOM = frozenset(["native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "uniform_", "normal_"])
-FIRST_STREAM, STREAM_OF_RECORDINGS = (
-    SimpleNamespace(name=name, device=torch.device("cuda:0"), device_index=0) for name in ("first", "recording")
-)
+STREAMS = [SimpleNamespace(number=number, device=torch.device("cuda:0"), device_index=0) for number in range(2)]
+"""The first one, and that of recordings."""
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
 
@@ -31,7 +30,7 @@ class CUDAGraph:
 
     current: "CUDAGraph | None" = None
     has_failed = False
-    stream = FIRST_STREAM
+    stream = STREAMS[0]
     pools_in_use: ClassVar[list[list["CUDAGraph"]]] = []
 
     def __init__(self) -> None:
@@ -79,21 +78,6 @@ def is_current_stream_capturing() -> bool:
     return CUDAGraph.current is not None
 
 
-def graph_pool_handle() -> list[CUDAGraph]:
-    """A new pool, of no graph yet."""
-    return []
-
-
-def current_stream(device: Any = None) -> SimpleNamespace:
-    """The first stream, or that of a recording that has failed."""
-    return CUDAGraph.stream
-
-
-def set_stream(stream: SimpleNamespace) -> None:
-    """Take another stream."""
-    CUDAGraph.stream = stream
-
-
 def empty_cache() -> None:
     """Nothing: memory that is not used is no one's. It is an error while a pool is in use, as torch takes it."""
     assert not CUDAGraph.pools_in_use, "captures_underway.empty() INTERNAL ASSERT FAILED"
@@ -126,7 +110,7 @@ def graph(
     """Record what is called, in one thread; the other modes fail if another thread copies at the same time."""
     assert capture_error_mode == "thread_local"
     empty_cache()
-    before, CUDAGraph.stream = CUDAGraph.stream, STREAM_OF_RECORDINGS
+    before, CUDAGraph.stream = CUDAGraph.stream, STREAMS[1]
     random, launches, copies = torch.get_rng_state(), COUNTS.launches.copy(), COUNTS.copies.copy()
     CUDAGraph.current = cuda_graph
     if pool is not None:

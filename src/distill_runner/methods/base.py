@@ -323,8 +323,5 @@ class Method(nn.Module):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the detached scalars that the current terms log with their losses, by ``<term>/<name>``."""
-        return {
-            f"{name}/{key}": value
-            for name, term in self.current_terms().items()
-            for key, value in term.diagnostics.items()
-        }
+        terms = self.current_terms().items()
+        return {f"{name}/{key}": value for name, term in terms for key, value in term.diagnostics.items()}

@@ -198,7 +198,6 @@ class LogitMatching(PredictionTerm):
     """
 
     ends_late = True
-    softening_2: Tensor
 
     def __init__(
         self,
@@ -242,14 +241,14 @@ class LogitMatching(PredictionTerm):
     def begin_epoch(self, progress: Progress) -> None:
         """Put T and c(T) where a recorded update reads them."""
         temperature = self.temperature(progress)
-        factor = SOFTENINGS[self.soften](temperature, self.tau_max)
-        self.softening_2.copy_(torch.tensor([temperature, factor], dtype=torch.float64))
+        values = temperature, SOFTENINGS[self.soften](temperature, self.tau_max)
+        self.get_buffer("softening_2").copy_(torch.tensor(values, dtype=torch.float64))
 
     def graph_key(self, progress: Progress) -> None:
         return None
 
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
-        temperature, factor = self.softening_2
+        temperature, factor = self.get_buffer("softening_2")
         self.diagnostics = {"temperature": temperature.clone()}
         target_BC = teacher.logits_OC * factor
         return self.outputs.logit_loss(student.logits_OC, target_BC, batch, self.over_classes)

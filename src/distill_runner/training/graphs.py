@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 Part = tuple[Batch, Any]
 """A batch with its weights, and what the teacher's features follow from."""
 TakeUpdate = Callable[[Iterable[Part], Tensor, Progress], dict[str, Tensor]]
-Inputs = tuple[tuple[Part, ...], Tensor]
 
 TOKEN_STEP, OUTPUT_STEP, LENGTH_STEP = 128, 32, 32
 """Numbers of tokens, of outputs of a head on tokens, and of tokens of the longest text are rounded up to multiples."""
@@ -139,8 +138,8 @@ class Graphs:
         self.device = device
         self.recorded: dict[Hashable, _Recorded | None] = {}
         self.reads = set[str]()
-        self.pool: Any = None
         self.is_on = device.torch.type == "cuda"
+        self.pool: Any = torch.cuda.graph_pool_handle() if self.is_on else None
         if self.is_on and obstacle:
             self._give_up(obstacle)
 
@@ -175,7 +174,7 @@ class Graphs:
         self.reads |= reads.names
         return values
 
-    def _directly(self, update: TakeUpdate, inputs: Inputs, progress: Any) -> dict[str, Tensor]:
+    def _directly(self, update: TakeUpdate, inputs: tuple[Any, Tensor], progress: Any) -> dict[str, Tensor]:
         """Take an update without a graph. If it does not fit into memory beside the graphs, they are given up."""
         if any(self.recorded.values()):
             try:
@@ -184,12 +183,10 @@ class Graphs:
                 self._give_up(first_line(error))
         return update(*self.device.move(inputs), progress)
 
-    def _record(self, update: TakeUpdate, inputs: Inputs, progress: Progress) -> _Recorded | None:
+    def _record(self, update: TakeUpdate, inputs: tuple[Any, Tensor], progress: Progress) -> _Recorded | None:
         """Record the update of ``inputs``, which are copied to where the graph reads them; None if it cannot be."""
         block, (parts, rate) = self.device.block_of(inputs)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        if self.pool is None:
-            self.pool = torch.cuda.graph_pool_handle()
         try:
             with _recording(graph, self.pool):
                 outputs = update(parts, rate, progress)

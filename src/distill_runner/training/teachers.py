@@ -80,8 +80,7 @@ class LiveTargets(TeacherTargets):
         self.model = device.place(model).eval().requires_grad_(False)
         for layer in device.product_layers(model).values():  # whose weights autocast would round for each batch
             layer.to(LOW_PRECISION[device.precision])
-        self.split, self.needs, self.device = split, needs, device
-        self.number = next(_NUMBERS)
+        self.split, self.needs, self.device, self.number = split, needs, device, next(_NUMBERS)
 
     def prepare(self, batch: Batch, progress: Progress | None = None, needs: FeatureRequest | None = None) -> Any:
         """Return the teacher's own batch, and which of its sequences, tokens and outputs are those of ``batch``.
