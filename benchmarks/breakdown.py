@@ -15,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.competitors import competitor
+from benchmarks.competitors.distill_run import MEASURED
 from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
 from benchmarks.tables import markdown
@@ -30,13 +31,19 @@ def breakdown(setting: Setting, num_rows: int) -> str:
     train(setting.student(), 1)
     student = setting.student()
     kind = "cpu" if setting.device == "cpu" else "device"
-    with profile(activities=[ProfilerActivity.CPU if kind == "cpu" else ProfilerActivity.CUDA]) as profiled:
+    profiled = profile(activities=[ProfilerActivity.CPU if kind == "cpu" else ProfilerActivity.CUDA])
+    if kind == "cpu":
+        profiled.start()
         train(student, steps)
+    else:  # replays alone, not the updates that are recorded
+        train(student, steps, profiled.start)
+        steps *= MEASURED
+    profiled.stop()
     events: list[Any] = [(getattr(event, f"self_{kind}_time_total"), event) for event in profiled.key_averages()]
     events.sort(key=lambda pair: -pair[0])
     total = sum(taken for taken, _ in events)
     rows = [[event.key, f"{event.count / steps:.0f}", f"{taken / total:.1%}"] for taken, event in events[:num_rows]]
-    per_update = f"{total / steps / 1000:.0f} ms an update of {BATCH} examples"
+    per_update = f"{total / steps / 1000:.2f} ms an update of {BATCH} examples"
     return f"{per_update}\n\n{markdown([[setting.name, 'calls', 'share'], *rows])}"
 
 

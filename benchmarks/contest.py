@@ -19,6 +19,7 @@ import torch
 from scipy import stats
 
 from benchmarks.competitors import Competitor, competitor
+from benchmarks.competitors.distill_run import MEASURED
 from benchmarks.machine import matmul_peak, peak_memory, student_operations, synchronize
 from benchmarks.setting import BATCH, Setting
 from distill_runner.common.errors import UserError
@@ -92,15 +93,26 @@ class Worker:
         """
         steps = self.setting.num_examples // BATCH
         (seconds, cpu_seconds), (other_seconds, other_cpu_seconds) = self._seconds(steps), self._seconds(0)
-        return steps * BATCH / (seconds - other_seconds), steps * BATCH / (cpu_seconds - other_cpu_seconds)
+        examples = steps * BATCH * (MEASURED if self.records else 1)
+        return examples / (seconds - other_seconds), examples / (cpu_seconds - other_cpu_seconds)
+
+    @property
+    def records(self) -> bool:
+        """Whether it records graphs, which takes longer than most of the few updates here."""
+        options = self.contender.options
+        return self.device.type == "cuda" and self.contender.module == "distill_run" and options.get("graphs", True)
 
     def _seconds(self, steps: int) -> tuple[float, float]:
-        student = self.setting.student()
-        synchronize(self.device)
-        started, cpu_started = time.perf_counter(), time.process_time()
-        self.train(student, steps)
-        synchronize(self.device)
-        return time.perf_counter() - started, time.process_time() - cpu_started
+        student, clocks = self.setting.student(), list[tuple[float, float]]()
+
+        def read_clocks() -> None:
+            synchronize(self.device)
+            clocks.append((time.perf_counter(), time.process_time()))
+
+        read_clocks()
+        self.train(student, steps, *([read_clocks] if self.records else []))
+        read_clocks()
+        return clocks[-1][0] - clocks[-2][0], clocks[-1][1] - clocks[-2][1]
 
     def memory(self) -> float:
         """Return the peak memory of this process in MiB; memory of the GPU if it trains on one."""

@@ -9,10 +9,11 @@ import torch
 
 from benchmarks.setting import Setting
 
-Train = Callable[[Any, int], list[float]]
+Train = Callable[..., list[float]]
 """Trains a student for a number of steps and returns the losses. The student then has all its parameters in place.
 
-Without steps it does only what comes before the first update and after the last one.
+Without steps it does only what comes before the first update and after the last one. A callback as third argument, for
+those that record graphs, is called when all are recorded.
 """
 
 
@@ -40,6 +41,8 @@ class Competitor:
         return train
 
 
+EACH = {"log_every": 1}
+"""Each loss is read where losses are compared; a run reads them all ten updates."""
 CLEVER = "clever loop: cached outputs, sorted, padded by batch, fused"
 
 COMPETITORS = {
@@ -51,10 +54,10 @@ COMPETITORS = {
     "textbrewer_tuned": Competitor("TextBrewer, tuned: padded by batch, cached outputs", "textbrewer", {"tuned": True}),
     "torchdistill": Competitor("torchdistill, padded to the maximum", "torchdistill"),
     "torchdistill_tuned": Competitor("torchdistill, padded by batch", "torchdistill", {"tuned": True}),
-    "distill_run": Competitor("distill-run, fp32", "distill_run"),
-    "distill_run_bf16": Competitor("distill-run, bf16", "distill_run", {"precision": "bf16"}),
+    "distill_run": Competitor("distill-run, fp32", "distill_run", compared=EACH),
+    "distill_run_bf16": Competitor("distill-run, bf16", "distill_run", {"precision": "bf16"}, compared=EACH),
     "distill_run_eager": Competitor(
-        "distill-run, bf16, without graphs", "distill_run", {"precision": "bf16", "graphs": False}
+        "distill-run, bf16, without graphs", "distill_run", {"precision": "bf16", "graphs": False}, compared=EACH
     ),
 }
 

@@ -1,6 +1,7 @@
 """distill-run's training without evaluation and checkpoints; ``graphs`` records updates on a GPU."""
 
 import tempfile
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ from distill_runner.training.devices import Device
 from distill_runner.training.teachers import TeacherTargets
 from distill_runner.training.train import Training
 
+RECORDING, MEASURED = 2, 5
+"""Passes over the same updates on a GPU: the first two record their graphs, as a run of many epochs soon has."""
+
 
 def make(
     setting: Setting,
     dtype: torch.dtype = torch.float32,
     precision: Precision = "fp32",
     graphs: bool = True,
+    log_every: int = 10,
 ) -> Train:
     device, tokens = Device.from_name(setting.device, precision), setting.tokens()
     data = TaskData(setting.task, tokens, {}, device)
@@ -30,7 +35,9 @@ def make(
         targets = setting.live_targets(device, dtype)
 
     @computation_mode()
-    def train(student: Any, steps: int) -> list[float]:
+    def train(student: Any, steps: int, when_recorded: Callable[[], object] | None = None) -> list[float]:
+        """Train; with a callback, take the same updates often, and call it when all of them are graphs."""
+        passes = 1 if when_recorded is None else RECORDING + MEASURED
         curve: list[float] = []
         optim = {"lr": LR, "weight_decay": WEIGHT_DECAY, "batch_size": BATCH, "schedule": "constant", "warmup": 0}
         with tempfile.TemporaryDirectory() as folder:
@@ -39,16 +46,20 @@ def make(
                 setting.stage.build_method().to(dtype),
                 data,
                 targets,
-                optim=Optim(epochs=1, max_steps=max(1, steps), **optim),
+                optim=Optim(epochs=passes, max_steps=max(1, passes * steps), **optim),
                 seed=0,
                 device=device,
-                runtime=Runtime(log_every=1, graphs=graphs),
+                runtime=Runtime(log_every=log_every, graphs=graphs),
                 folder=Path(folder),
                 log_metrics=lambda values, step, epoch: curve.append(values["loss"]),
                 select_best=True,
             )
-            for update in islice(training.rest_of_epoch(), steps):
-                training.take_update(update)
+            for number in range(passes):
+                if when_recorded is not None and number == RECORDING:
+                    when_recorded()
+                for update in islice(training.rest_of_epoch(), steps):
+                    training.take_update(update)
+                training.history.position = 0  # the next pass has the same batches
             with training.full_model() as model:
                 embedding = model.get_input_embeddings()
             student.set_input_embeddings(embedding)
