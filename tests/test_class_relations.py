@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
-from distill_runner.methods.base import Progress
+from distill_runner.methods.base import Method, Progress
 from distill_runner.methods.config import TermConfig
 from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score
 from distill_runner.methods.predictions import correlation_over_classes, correlation_over_outputs, decoupled_divergences
@@ -26,6 +26,7 @@ BATCH = Batch(NOTHING, NOTHING, NOTHING, NOTHING, torch.arange(5), (), labels=LA
 DKD = {"term": "decoupled_soft_labels", "alpha": 0.7, "beta": 3.0, "temperature": 2.0}
 DIST = {"term": "correlated_soft_labels", "over_classes": 0.7, "over_examples": 3.0, "temperature": 2.0}
 STANDARDIZED = {"term": "soft_labels", "temperature": 2.0, "standardize": True}
+SHAPE = EncoderShape(2, 8, 2, 3, 9, "bert")
 TERMS = {"dkd": DKD, "dist": DIST, "standardized": STANDARDIZED}
 
 
@@ -74,9 +75,15 @@ REFERENCES: dict[str, Callable[[Array, Array], float]] = {
 
 
 def loss(node: dict[str, Any], outputs: Outputs | None = None) -> Callable[[Tensor, Tensor], Tensor]:
-    term, shape = TermConfig.parse(node).make(), EncoderShape(2, 8, 2, 3, 9, "bert")
-    term.bind(shape, shape, outputs or Classes())
+    term = TermConfig.parse(node).make()
+    term.bind(SHAPE, SHAPE, outputs or Classes())
     return lambda student, teacher: term(Features(student), Features(teacher), BATCH, Progress(0, 0, 1, 1))
+
+
+def test_what_is_logged_keeps_no_graph_of_autograd() -> None:
+    method = Method({"dkd": TermConfig.parse(DKD).make()}, {"dkd": 1.0}).bind(SHAPE, SHAPE, Classes())
+    method(Features(numbers(5, 3).requires_grad_()), Features(numbers(5, 3, seed=1)), BATCH, Progress(0, 0, 1, 1))
+    assert [value.requires_grad for value in method.diagnostics().values()] == [False, False]
 
 
 @pytest.mark.parametrize("name", TERMS)

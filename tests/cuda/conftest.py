@@ -1,7 +1,5 @@
 """These tests run on a GPU, or on a fake one: ``tests/test_fake_cuda.py`` starts them there."""
 
-import warnings
-
 import pytest
 import torch
 
@@ -10,4 +8,3 @@ import torch
 def _on_a_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU is visible to torch; tests/test_fake_cuda.py runs these on a fake one")
-    warnings.filterwarnings("error", "This instance was constructed with capturable")

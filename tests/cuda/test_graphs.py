@@ -135,16 +135,13 @@ def test_losses_of_task_types(
     compare(kind, "fp32", *dict.fromkeys(named), tiny=False)
 
 
-LARGE = "optim.batch_size=200"  # one update an epoch
-
-
 @pytest.mark.parametrize(
     "choice",
     [
         ("method=internal", "schedule=pid", "schedule.limits=[1,1,1]"),
         ("method=pkd", "mapping=rail"),
-        ("method=prokd", "teacher.optim.epochs=3", "stages.phase1.optim.batch_size=200"),
-        ("method=rco", "route.checkpoints=[1,2,1]", "teacher.optim.epochs=2", "runtime.targets=live", LARGE),
+        ("method=prokd", "stages.phase1.optim.batch_size=200"),
+        ("method=rco", "route.checkpoints=[1,2,1]", "runtime.targets=live", "optim.batch_size=200"),
     ],
 )
 def test_a_graph_is_replayed_only_in_its_phase(choice: tuple[str, ...], compare: Callable[..., None]) -> None:
@@ -152,7 +149,7 @@ def test_a_graph_is_replayed_only_in_its_phase(choice: tuple[str, ...], compare:
 
     A teacher that a route comes back to is loaded again, and lies elsewhere.
     """
-    sizes = ("student.num_layers=3", "teacher.optim.epochs=1", "runtime.log_every=2")
+    sizes = ("student.num_layers=3", "teacher.optim.epochs=3", "runtime.log_every=2")
     compare(choice[0], "fp32", *sizes, *choice)
 
 
