@@ -100,7 +100,6 @@ def test_a_device_without_a_number(compose: Compose, tmp_path: Path) -> None:
     assert Device.from_name("cuda", "fp32").torch == torch.device("cuda:0")
 
 
-@pytest.mark.filterwarnings("error:This instance was constructed with capturable")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_launches_of_an_update_of_alp(
     precision: str,
