@@ -73,14 +73,16 @@ def test_probabilities_without_labels_name_the_classes_and_are_normalized(tmp_pa
     assert "1 row with sums from 1.001 to 1.001 normalized" in str(scores_line(own, None))
 
 
-def test_columns_in_another_order_than_the_classes_are_refused(tmp_path: Path) -> None:
-    train: Columns = {"text": texts(4), "label": GOLD["label"], "p_good": [0.5] * 4, "p_bad": [0.5] * 4}
-    own = task(save(tmp_path, train=train, validation=GOLD), probabilities=["p_good", "p_bad"])
-    with pytest.raises(UserError, match=r"another order than the classes, bad, good\n.*\[p_bad,p_good\]"):
+@pytest.mark.parametrize("form", ["p_{}", "{}_prob", "{}Score", "logit.{}.mean"])
+def test_columns_in_another_order_than_the_classes_are_refused(form: str, tmp_path: Path) -> None:
+    good, bad = map(form.format, ("good", "bad"))
+    train: Columns = {"text": texts(4), "label": GOLD["label"], good: [0.5] * 4, bad: [0.5] * 4}
+    own = task(save(tmp_path, train=train, validation=GOLD), probabilities=[good, bad])
+    with pytest.raises(UserError, match=rf"another order than the classes, bad, good\n.*\[{bad},{good}\]"):
         column_outputs(own)
 
 
-@pytest.mark.parametrize(("column", "of"), [("p_bad", 0), ("p_good", 1), ("score", 1)])
+@pytest.mark.parametrize(("column", "of"), [("p_bad", 0), ("p_good", 1), ("score", 1), ("bad_score", 0)])
 def test_one_column_is_that_of_the_class_it_names_or_of_the_second(tmp_path: Path, column: str, of: int) -> None:
     own = task(save(tmp_path, train={"text": texts(2), column: [0.9, 0.25]}, validation=GOLD), probabilities=[column])
     np.testing.assert_allclose(softmax(column_outputs(own))[:, of], [0.9, 0.25], atol=1e-7)
@@ -142,6 +144,7 @@ OBJECTS = {
     '{"label": "Good"}': "good",
     '{"label": "bad", "reason": "It is good for nothing."}': "bad",
     '```json\n{"confidence": 0.9, "answer": "Very good."}\n```': "very good",
+    'Sure:\n```json\n{"label": "bad"}\n```\nLet me know.': "bad",
     '{"answer": "unclear"}': "unclear",
 }
 ANSWERS = st.sampled_from(

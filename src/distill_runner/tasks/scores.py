@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 TRANSFER = "transfer"
 """Name of the split that stands for a transfer set."""
-_FENCE = re.compile(r"^\s*```\w*\s*|\s*```\s*$")
-"""Around JSON in the answer of a language model."""
+_FENCE = re.compile(r"^.*?```(?:\w*\s)?(.*?)(?:```((?!```).)*)?$", re.DOTALL)
+"""An answer of a language model with one fence, whose content is the answer."""
 NOT_RAW = "takes numbers before the softmax, but these are probabilities: from 0 to 1, or with sums of 100"
 
 
@@ -226,6 +226,7 @@ def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray,
             problem = error.problem.replace("has the label", "has the answer")
             names = {*map(normalized_label, task.names)} if task.has_classes else set()
             others = [one for one in dict.fromkeys(map(str, values)) if normalized_label(one) not in names]
+            others = [one for one in others if one.isprintable()] or ["<text of one line>"]
             remedy = f"The classes are {short_list(task.names)}. " if names else ""
             remedy += "What is no answer is listed, such as " + override("task.no_answer", others[:1])
             if any(isinstance(printed_value(x) if isinstance(x, str) else x, list) for x in values):
@@ -274,7 +275,7 @@ def read_answer(value: Any, class_names: Collection[str]) -> Any:
         class_names: names of the classes and of no answer, as ``normalized_label`` returns them. An answer that is one
             of them is kept.
     """
-    content = printed_value(_FENCE.sub("", value)) if isinstance(value, str) else value
+    content = printed_value(_FENCE.sub(r"\1", value)) if isinstance(value, str) else value
     if isinstance(content, Mapping):
         answers = [read_answer(field, class_names) for field in content.values()]
         answers = [own for own in answers if not class_names or _names_classes(own, class_names)]
@@ -292,19 +293,20 @@ def _names_classes(answer: Any, class_names: Collection[str]) -> bool:
 
 
 def class_of_column(column: str, names: Sequence[str]) -> int | None:
-    """Return the number of the class that ends a column's name, as in ``p_<class>``; None if it names none of them.
+    """Return the number of the class that a column's name ends with, as in ``p_<class>``, or else holds as a part.
 
-    Without such an end, marks do not count: ``p_House-hold`` names the class ``household``.
+    Marks do not count: ``p_House-hold`` and ``householdScore`` name the class ``household``. None of two equally long.
     """
     own = normalized_label(column)
     ends = [
         number for number, name in enumerate(names) if re.search(rf"(^|[\W_]){re.escape(normalized_label(name))}$", own)
     ]
-    if not ends:
-        parts = re.split(r"[\W_]+", own)
-        tails = {"".join(parts[first:]) for first in range(len(parts))} - {""}
-        ends = [number for number, name in enumerate(names) if re.sub(r"[\W_]+", "", normalized_label(name)) in tails]
-    return max(ends, key=lambda number: len(names[number]), default=None)
+    parts = re.split(r"[\W_]+", normalized_label(re.sub(r"(?<=[^\W_A-Z])(?=[A-Z])", "_", column)))
+    for lasts in ([len(parts)], range(len(parts))):
+        runs = {"".join(parts[first:last]) for last in lasts for first in range(last)} - {""}
+        ends = ends or [n for n, name in enumerate(names) if re.sub(r"[\W_]+", "", normalized_label(name)) in runs]
+    sizes = [len(names[number]) for number in ends]
+    return max(ends, key=lambda number: len(names[number])) if sizes.count(max(sizes, default=0)) == 1 else None
 
 
 def fit_temperature(task: Any) -> float:
