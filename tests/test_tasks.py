@@ -14,7 +14,7 @@ import pytest
 
 from distill_runner.common import hub as hub_requests
 from distill_runner.common.errors import UserError, format_typed
-from distill_runner.datasets.readers.content import data_fingerprint
+from distill_runner.datasets.readers.content import SplitTable, data_fingerprint
 from distill_runner.datasets.readers.files import local_data
 from distill_runner.tasks import make_task
 from helpers.shipped_tasks import shipped_task
@@ -292,6 +292,13 @@ def test_folders_without_the_data(tmp_path: Path) -> None:
     assert "task.config: needs a value" in refusal(lambda: make(tmp_path).examples("train"))
     other = make(tmp_path, config="rte")
     assert "the label 'no', which is not among these labels" in refusal(lambda: other.examples("train"))
+
+
+def test_labels_beyond_the_names_of_the_data(tmp_path: Path) -> None:
+    """The remedy named the labels that it had refused."""
+    own, table = make(tmp_path, labels=["bad", "good"]), SplitTable({}, ["bad", "good"])
+    assert "has the number 2, and its data name 2 classes" in refusal(lambda: own.encode([2], table, "train"))
+    assert "'task.labels=[bad,good,so]'" in refusal(lambda: own.encode(["so"], table, "train"))
 
 
 def test_inferred_classes_must_fit(tmp_path: Path) -> None:

@@ -185,10 +185,14 @@ class ClassificationTask(TextTask):
         for value in dict.fromkeys(values):
             number = as_int(value)
             name = str(number)
+            if in_data is not None and isinstance(number, int) and not 0 <= number < len(in_data):
+                problem = f"split '{split}' has the number {number}, and its data name {len(in_data)} classes, from 0"
+                raise UserError("task.labels", format_typed(labels), problem, "Correct these names, or the labels.")
             if isinstance(number, int) and not (in_data is None and (are_numbers or isinstance(number, bool))):
                 name = dict(enumerate(labels if in_data is None else in_data)).get(number, f"number {number}")
             if normalized_label(name) not in index:
-                raise self._unknown_label(name, in_data or sorted({str(as_int(other)) for other in values}), split)
+                own = in_data or sorted({str(as_int(other)) for other in values})
+                raise self._unknown_label(name, list(dict.fromkeys([*own, name])), split)
             codes[value] = index[normalized_label(name)]
         return np.array([codes[value] for value in values], dtype=np.int64)
 
@@ -196,7 +200,7 @@ class ClassificationTask(TextTask):
         """Return the error for a label that is not among the task's; the remedy adds those of the split to them.
 
         Args:
-            in_data: all labels of the split.
+            in_data: all labels of the split, and the one that is not among them.
         """
         problem = f"split '{split}' has the label {name!r}, which is not among these labels"
         labels, columns = self.names, self.probabilities or self.logits or []  # of scores, one for each class
