@@ -228,6 +228,8 @@ def test_offsets_in_other_units_are_named(text: str, unit: str, tmp_path: Path, 
     [
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "2 words with 1 tags, in row 0"),
         ({"tokens": ["a"], "ner_tags": [None]}, "the tag None, in row 0"),
+        ({"tokens": ["a", "b"], "ner_tags": [[0, 1, "PER"]]}, "spans in words, in row 0"),
+        ({"tokens": ["a", "b", "c"], "ner_tags": ["B-A", "E-A", "U-A"]}, "of several schemes: B, E, U"),
         ({"tokens": ["a"], "ner_tags": "O"}, "cannot be inferred|instead of a list of tags"),
         ({"tokens": ["a"], "ner_tags": [3]}, "are numbers without names"),
         ({"tokens": ["a"], "ner_tags": ["0.8"]}, "are numbers without names"),

@@ -88,7 +88,8 @@ def conll(draw: st.DrawFn, rows: Sequence[Made], scheme: str) -> tuple[str, byte
     lines = []
     for number, row in enumerate(rows):
         if has_documents and number % 2 == 0:
-            lines += [separator.join(["-DOCSTART-", *["-X-"] * (count - 2), "O"]), ""]
+            document = draw(st.sampled_from(["-DOCSTART-", "-DOCSTART- (1)"]))
+            lines += [separator.join([document, *["-X-"] * (count - 2), "O"]), ""]
         if has_comments:
             lines.append(draw(st.sampled_from(["# sent_id = 3", "# newdoc", "# text = the dog, ran", "#"])))
         for word, tag in zip(row.words, row.tags(scheme), strict=True):

@@ -84,6 +84,8 @@ def open_files(
                 readers[name] = ArrowReader(file, kind == PARQUET)
             elif file.stat().st_size:
                 texts[name] = text_files.TextFile(file, data.encoding, f"{data.key}.encoding")
+                if next(texts[name].lines(), "").startswith("#FORMAT=WebAnno"):
+                    raise FileProblem("is INCEpTION's WebAnno TSV, which is not read", "Export it as CoNLL 2003.")
     may_have_words = data.has_words and kind in (PLAIN_TEXT, TSV)
     has_words = kind == CONLL or (may_have_words and all(map(text_files.is_conll, texts.values())))
     for name, text_file in texts.items():

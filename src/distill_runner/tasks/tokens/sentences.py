@@ -27,7 +27,7 @@ TAGS = ("ner_tags", "tags", "ner", "labels", "label", "ner_labels", "entities", 
 PARTS_OF_SPEECH = ("pos_tags", "pos", "upos")
 TEXTS = ("text", "sentence", "content")
 """Names of columns of texts."""
-SPANS = ("spans", "label", "labels", "entities")
+SPANS = ("spans", "label", "labels", "entities", "ents")
 """Names of columns of the spans of texts."""
 LABEL_KEYS = ("label", "labels", "entity_group")  # the last one is that of pipelines of transformers
 """Names of the type of a span."""
@@ -282,6 +282,8 @@ class _Reader:
     def tags(self, mark: Any, num_words: int, line: str) -> tuple[str, ...]:
         if not isinstance(mark, list | tuple):
             self.refuse(f"a {type(mark).__name__} instead of a list of tags", line, "Tags are lists: ['O', 'B-PER'].")
+        if any(isinstance(value, list | tuple | Mapping) for value in mark):
+            self.refuse("spans in words", line, "Give each word a tag, or texts with spans in characters.")
         if len(mark) != num_words:
             self.refuse(f"{num_words} words with {len(mark)} tags", line, "Repair or remove such rows.")
         return tuple(self.tag(value, line) for value in mark)
@@ -306,7 +308,7 @@ class _Reader:
         marks = mark.get("entities") if isinstance(mark, Mapping) else mark
         if not isinstance(marks, list | tuple):
             problem = f"a {type(mark).__name__} instead of a list of tags or spans"
-            self.refuse(problem, line, "Tags are lists, such as ['O', 'B-PER']; spans have start, end and label.")
+            self.refuse(problem, line, "Tags are lists, or lines of a .conll file; spans have start, end and label.")
         spans = set()
         for entry in marks:
             first, last, label, quote, score = self.raw_span(entry, line)
@@ -344,8 +346,8 @@ class _Reader:
             if not self.gold and not 0 <= score <= 1:
                 raise ValueError(f"the {SCORES[0]} {score}")
             return int(begin), int(end), label.strip(), str(quote), score
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
-            problem = f"a span that cannot be read ({type(error).__name__}: {error})"
+        except (KeyError, OverflowError, TypeError, ValueError):
+            problem = f"a span that cannot be read, {str(entry)[:60]}"
             self.refuse(problem, line, "Spans have start, end and one label, and a teacher's also a score from 0 to 1.")
 
     def fitting(self, text: str, begin: int, end: int) -> dict[Offsets, bool]:

@@ -218,7 +218,7 @@ def spelling(typed: Sequence[str]) -> tuple[str, list[tuple[str, str]]] | None:
         # A type with a beginning and another role names roles; plain tags such as A-B and C-S do not.
         has_roles = any(kind in begun and letter != "B" for letter, kind in pairs)
         is_scheme = has_roles and any(letters <= {*own} for own in INVENTORIES)
-        if pairs and len(pairs) == len(typed) and (form == SPELLINGS[0] or is_scheme):
+        if pairs and len(pairs) == len(typed) and (is_scheme or (form == SPELLINGS[0] and not has_roles)):
             return form, pairs
         if has_roles:
             other = next((name for name, own in zip(typed, parts, strict=True) if form not in own), "")
