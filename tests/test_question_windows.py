@@ -207,6 +207,7 @@ BAD = {
     "no answer": ([row(answers={"text": [], "answer_start": []})], "every question of this task must have one"),
     "empty answer": ([row(answers="")], "every question of this task must have one"),
     "impossible with an answer": ([row(is_impossible=True)], "but is_impossible says that there is none"),
+    "impossible in a file of Excel": ([row(is_impossible="TRUE")], "but is_impossible says that there is none"),
     "answer elsewhere": ([row(answers={"text": ["blue"], "answer_start": [3]})], "does not contain the answer 'blue'"),
     "duplicate": ([row(), row()], "has the id of an earlier row, 'q'"),
     "no text": ([row(answers={"answer_start": [3]})], "the answers cannot be read (KeyError: 'text')"),
@@ -238,10 +239,12 @@ def test_squad_json_is_read_row_by_row(tmp_path: Path) -> None:
     impossible = {"id": "r", "question": "Who?", "answers": [], "is_impossible": True, "plausible_answers": [1]}
     paragraphs = [{"context": CONTEXT, "qas": [asked, impossible]}]
     file = tmp_path / "train.json"
-    file.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Rivers", "paragraphs": paragraphs}]}))
+    articles = [{"title": "Rivers", "paragraphs": paragraphs}]
     part = CorpusPart(dataset=str(file), columns=["question"])
-    questions = list(read_questions(read_rows(part, "train"), needs_answers=False))
-    assert [(q.id, q.answers) for q in questions] == [("q", ("green",)), ("r", ())]
+    for content in (paragraphs, articles, {"version": "v2.0", "data": articles}):
+        file.write_text(json.dumps(content))
+        questions = list(read_questions(read_rows(part, "train"), needs_answers=False))
+        assert [(q.id, q.answers) for q in questions] == [("q", ("green",)), ("r", ())]
     file.write_text(file.read_text().replace('"answers": []', '"answers": [{"text": "green"}]'))
     with pytest.raises(UserError, match="is_impossible says that there is none"):
         list(read_questions(read_rows(part, "train"), needs_answers=False))

@@ -227,6 +227,8 @@ class JsonReader(Reader):
             text = "".join(self._file.lines())
             record.lines = text.count("\n") + (not text.endswith("\n"))
             value = _decode(text, "", "Repair the file, or write it again.")
+            if isinstance(value, list) and value and isinstance(value[0], dict) and {"qas", "paragraphs"} & {*value[0]}:
+                value = {"data": value if "paragraphs" in value[0] else [{"paragraphs": value}]}
             for number, row in enumerate(_rows_of_object(value, record) if isinstance(value, dict) else value):
                 yield _checked_row(row, f"item {number}")
 
@@ -372,8 +374,8 @@ class ConllReader(Reader):
         sentences: list[Sentence] = [[]]
         documents = comments = 0
         for number, values in enumerate(lines.columns, start=1):
-            if not any(map(str.strip, values)) or values[0] == DOCUMENT:
-                documents += values[0] == DOCUMENT
+            if not any(map(str.strip, values)) or values[0].startswith(DOCUMENT):
+                documents += values[0].startswith(DOCUMENT)
                 sentences.append([])
             elif lines.is_comment(values):
                 comments += 1

@@ -119,7 +119,7 @@ def read_questions(
             raise UserError("task.dataset", None, problem, "Remove duplicates, or give each question its own id.")
         ids.add(name)
         answers = _answers(row.get(of_answers), row.get("answer_start"), of_answers, where)
-        if answers and row.get("is_impossible") in (True, "True", "true"):
+        if answers and str(row.get("is_impossible")).casefold() in ("true", "1", "1.0", "yes"):
             problem = f"{where} has the answer '{answers[0][0][:60]}', but is_impossible says that there is none"
             raise UserError("task.label", of_answers, problem, "Remove the answer, or the column is_impossible.")
         if needs_answers and not answers:
