@@ -77,6 +77,12 @@ def test_files_that_look_like_those_of_a_split_are_named(tmp_path: Path, compose
     assert not any("notes" in warning for warning in line.warnings)
 
 
+def test_files_of_one_name_in_the_folders_of_two_splits_are_listed_apart(tmp_path: Path, compose: Compose) -> None:
+    for split, rows in (("train", ROWS[:20]), ("validation", ROWS[40:50])):
+        save(tmp_path / split, a=rows)
+    assert lines_of(compose, tmp_path)["data"].text.startswith("a.csv 20 rows, a.csv 10 rows; text = text")
+
+
 def test_rows_of_a_slice_are_counted(tmp_path: Path, compose: Compose) -> None:
     """Who takes a tenth of a file for validation must see how many examples that is."""
     folder = save(tmp_path / "d", train=ROWS)

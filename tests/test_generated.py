@@ -208,6 +208,7 @@ def tags(rng: Any, folder: Path) -> Case:
 
 VALUES = ["", " ", "007", "3.10", "1e3", "NA", 'he said "yes"', '"quoted"', "a, b", "a; b", "a\tb", "x|y", "two\nlines"]
 VALUES += ["two\r\nlines", "ends\n", "naïve 日本 🙂", "\u2028\x0b\x85", "\\n", '\\"', "'", "\ufeffmark", "=1+1"]
+BOM = "\ufeff"
 ODD_VALUES = ["a,pos\nb,neg\n", "a\tpos\nb\tneg\n"]
 """Texts whose lines look like rows of a file, which may be refused."""
 
@@ -284,7 +285,7 @@ def card(rng: Any, folder: Path) -> Case:
     second = {"config_name": "second", "data_files": files[0]}
     metadata: dict[str, Any] = {"configs": [entry, second][: rng.choice([1, 1, 2])]}
     metadata |= {"dataset_info": rng.choice([info, [info]])} if rng.random() < 0.4 else {}
-    (folder / "README.md").write_text(f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n")
+    (folder / "README.md").write_text(f"{rng.choice(['', BOM])}---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n")
 
     def expected() -> Any:
         with TemporaryDirectory() as cache_dir:
@@ -331,7 +332,7 @@ def annotations(rng: Any, folder: Path) -> Case:
     if names:
         quotes = [rng.choice([{}, {"text": text[begin:end]}]) for begin, end in places]
         marks = [dict(zip(names, mark, strict=True)) | quote for mark, quote in zip(marks, quotes, strict=True)]
-    row = {"text": text, (label := rng.choice(["spans", "label", "entities"])): marks}
+    row = {"text": text, (label := rng.choice(["spans", "label", "entities", "ents"])): marks}
     target = rng.choice([row, marks[0] if names else row])
     target |= {} if key in target or is_plain else {key: value}
     is_left_out = row.get("answer") == "reject"

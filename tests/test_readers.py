@@ -231,9 +231,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # Files of which two could be the split: a backup beside the data would double the training set
     ({"train.csv": PLAIN, "train-old.csv": PLAIN}, "could be train-old.csv, train.csv"),
     ({"train.csv": PLAIN, "data/train.csv": PLAIN}, "could be data/train.csv, train.csv in {folder}"),
+    ({"train.csv": PLAIN, "train/a.csv": PLAIN}, "could be train.csv, train/a.csv in {folder}"),
     ({"train.csv": PLAIN, "train.csv.gz": PLAIN}, "could be train.csv, train.csv.gz in {folder}"),
     ({"train-00000-of-00003.csv": PLAIN, "train-00002-of-00003.csv": PLAIN}, "has 2 of the 3 parts"),
+    ({"train.csv": PLAIN, "README.md": "---\nconfigs: [\n---\n"}, "the head of its README.md is no YAML"),
     # Formats that are not read
+    ({"train.tsv": "#FORMAT=WebAnno TSV 3.3\n1-1\t0-1\ta\n"}, "Export it as CoNLL 2003"),
     *(
         ({name: b"PK", "validation.csv": PLAIN}, f"{name} in {{folder}} is of a format that is not read")
         for name in ("train.xlsx", "training.zip", "train.csv.zip", "train-00000-of-00001.feather")

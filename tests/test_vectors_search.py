@@ -134,6 +134,8 @@ def test_a_folder_in_beir_s_layout(tmp_path: Path) -> None:
     assert examples.judgments.relevance.tolist() == [[0, 0, 1], [1, 2, 2]]
     assert task.examples("corpus").texts == [["A title one text", "two", "Third three"]]
     assert task.test == {}
+    with pytest.raises(UserError, match=r"has no file qrels/test\.tsv\n.*It has: dev\. "):
+        task.examples("test")
     before = task.spec()["content"]
     (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
     assert retrieval(tmp_path).spec()["content"] != before

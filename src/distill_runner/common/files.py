@@ -57,6 +57,11 @@ def placeholder(file: Path) -> str | None:
     return None
 
 
+def typed_path(text: str | Path) -> Path:
+    """Return what a user typed as a path, with the home folder for ``~``; that of an unknown user stays as it is."""
+    return Path(os.path.expanduser(text))
+
+
 def file_sha256(file: Path) -> str:
     """Return the SHA-256 checksum of a file's content as hexadecimal digits."""
     with file.open("rb") as stream:

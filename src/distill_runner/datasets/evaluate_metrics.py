@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, first_line
-from distill_runner.common.files import file_sha256
+from distill_runner.common.files import file_sha256, typed_path
 from distill_runner.common.terminal import Undefined
 
 PREFIX = "evaluate:"
@@ -128,7 +128,7 @@ def hub_name(metric: str) -> str:
 
 def _location(path: str) -> tuple[str, str | None]:
     """Return a metric's module, a name or a folder, and its configuration, None without one."""
-    folder = Path(path).expanduser()
+    folder = typed_path(path)
     if path.startswith((".", "/", "~")) or folder.exists():
         if not folder.exists() and (folder.parent / f"{folder.parent.name}.py").exists():  # ./my_metric/multilabel
             return str(folder.parent), folder.name

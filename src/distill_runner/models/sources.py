@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from distill_runner.common import hub
 from distill_runner.common.errors import UserError, command, override, require_choice, root_cause
-from distill_runner.common.files import file_sha256, placeholder
+from distill_runner.common.files import file_sha256, placeholder, typed_path
 from distill_runner.common.hub import HubError
 from distill_runner.common.process import deferred_interrupts
 from distill_runner.models.adapters import ADAPTER_FILES, base_name, merged_folder
@@ -352,7 +352,7 @@ def resolve_source(name: str) -> ModelSource:
     """
     if not name.strip():
         raise UserError(".model.source", name, "names no model", FOLDER_REMEDY)
-    folder = Path(name).expanduser()
+    folder = typed_path(name)
     if name.startswith(PACKAGE):
         module, _, subfolder = name.removeprefix(PACKAGE).partition("/")
         if not all(part.isidentifier() for part in module.split(".")):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from distill_runner.common.errors import UserError, override
+from distill_runner.common.files import typed_path
 from distill_runner.common.schema import Assumption, Schema
 from distill_runner.datasets.corpora import Corpus, TransferSet
 from distill_runner.methods.config import ParsedMethod
@@ -15,6 +16,12 @@ from distill_runner.tasks import AnyTask
 from distill_runner.training.config import Optim
 
 
+def _folder(path: Path) -> Path:
+    if str(folder := typed_path(path)).startswith("~"):
+        raise ValueError(f"there is no user {folder.parts[0]}")
+    return folder
+
+
 class StoreConfig(Schema):
     """Place of the artifacts that runs share.
 
@@ -22,7 +29,7 @@ class StoreConfig(Schema):
         dir: folder of the store. The environment variable DISTILL_STORE_DIR changes its default, ``outputs/store``.
     """
 
-    dir: Annotated[Path, AfterValidator(Path.expanduser)]
+    dir: Annotated[Path, AfterValidator(_folder)]
 
 
 class PredictionSource(Schema):

@@ -10,6 +10,7 @@ import numpy as np
 from distill_runner.common.errors import MAX_LISTED, quantity, short_list
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.near_copies import near_copies
+from distill_runner.datasets.readers.dataset import parse_split
 from distill_runner.datasets.readers.table import FileRecord, TableRecord
 from distill_runner.tasks.columns import percent
 
@@ -134,14 +135,14 @@ def data_line(
 
 def _sources(accounts: Mapping[str, SplitAccount]) -> list[str]:
     """Return what was read of each file; splits of one file are listed together."""
-    groups: dict[str, dict[str, SplitAccount]] = {}
+    groups: dict[tuple[str, str], dict[str, SplitAccount]] = {}
     for name, account in accounts.items():
         source = account.files[0].name if account.files else f"{account.origin} {account.split}"
         if len(account.files) > 1:
             source += f" and {quantity(len(account.files) - 1, 'more file', ',')}"
-        groups.setdefault(source, {})[name] = account
+        groups.setdefault((source, parse_split(account.split)[0]), {})[name] = account
     texts = []
-    for source, members in groups.items():
+    for (source, _), members in groups.items():
         account = next(iter(members.values()))
         remarks = list(dict.fromkeys(remark for record in account.files for remark in record.remarks))
         lines = sum(record.lines or 0 for record in account.files)

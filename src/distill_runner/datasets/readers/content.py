@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from distill_runner.common.errors import UserError, format_typed, listed_names, override
-from distill_runner.common.files import file_sha256
+from distill_runner.common.files import file_sha256, typed_path
 from distill_runner.common.library_switches import quiet_datasets
 from distill_runner.datasets import embedded
 from distill_runner.datasets.readers import hub
@@ -58,7 +58,7 @@ def open_split(data: Dataset, split: str, download: bool = True) -> Iterator[Tab
     elif (folder := local_data(data)) is not None:
         files = split_files(folder, split, data)
         with reading_errors(data, split, origin := file_names(files)):
-            is_typed = folder.is_dir() and Path(data.dataset).expanduser().is_dir()  # others are as on the hub
+            is_typed = folder.is_dir() and typed_path(data.dataset).is_dir()  # others are as on the hub
             table = open_files(data, files, origin, hub.check_card(data, split, folder, files) if is_typed else None)
             yield table
     else:

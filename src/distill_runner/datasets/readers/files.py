@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from distill_runner.common.errors import UserError, override, similar_file
+from distill_runner.common.files import typed_path
 from distill_runner.datasets.readers import formats
 from distill_runner.datasets.readers.dataset import ALL_FILES, Dataset, is_embedded
 from distill_runner.datasets.readers.table import FileProblem
@@ -37,7 +38,7 @@ def local_data(data: Dataset) -> Path | None:
     key = f"{data.key}.dataset"
     if not data.dataset.strip():
         raise UserError(key, data.dataset, "is empty", "Give a folder, or a hub id: nyu-mll/glue")
-    path = Path(data.dataset).expanduser()
+    path = typed_path(data.dataset)
     try:
         if path.is_file():
             formats.require_format(key, path)
@@ -45,7 +46,7 @@ def local_data(data: Dataset) -> Path | None:
         for root in [path] if path.is_dir() else local_copies(data):
             folder = root / data.config if data.config else root
             is_saved = (folder / "state.json").is_file() or any(folder.glob("*/state.json"))
-            if is_saved or _data_files(folder) or _image_splits(folder):
+            if is_saved or _data_files(folder) or _split_folders(folder):
                 return folder
         if path.is_dir():
             raise _no_such_config(data, path)
@@ -65,7 +66,7 @@ def local_copies(data: Dataset) -> list[Path]:
     if not (root := os.environ.get("DISTILL_DATA_DIR")):
         return []
     names = dict.fromkeys((data.dataset, data.dataset.rpartition("/")[2]))
-    return [folder for name in names if (folder := Path(root).expanduser() / name).is_dir()]
+    return [folder for name in names if (folder := typed_path(root) / name).is_dir()]
 
 
 def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
@@ -93,7 +94,7 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
         if path.suffix.lower() in formats.OTHER_FORMATS and _SHARD.sub("", path.name.partition(".")[0]) in names:
             problem = f"{path.name} in {folder} is of a format that is not read"
             raise UserError(data.split_key(split), split, problem, formats.OTHER_FORMATS[path.suffix.lower()])
-    available = sorted({_SHARD.sub("", _stem(file)) for file in _data_files(folder)} | set(_image_splits(folder)))
+    available = sorted({_SHARD.sub("", _stem(file)) for file in _data_files(folder)} | set(_split_folders(folder)))
     raise missing_split(data, split, available, str(folder))
 
 
@@ -142,8 +143,9 @@ def _files_of(folder: Path, name: str, data: Dataset, split: str) -> list[Path]:
         beginning = f"{name}-"  # of train-00000-of-00002, and of train with a hyphen
         matches = [file for file in files if f"{_stem(file)}-".startswith(beginning)]
         matches = matches or [file for file in files if f"{_stem(file)}-".casefold().startswith(beginning.casefold())]
-    if not matches:
-        return _arrow_files(folder / name) or _checked(_image_entries(folder / name), data, split)
+    if not matches and (own := _arrow_files(folder / name) or _checked(_image_entries(folder / name), data, split)):
+        return own
+    matches += [] if is_pattern else _files_of_split(folder / name)
     shards = [shard for file in matches if (shard := _SHARD.search(_stem(file)))]
     counts, numbers = {int(shard["count"]) for shard in shards}, {int(shard["number"]) for shard in shards}
     has_whole = any(_stem(file).casefold() == name.casefold() for file in matches)
@@ -185,6 +187,12 @@ def _data_files(folder: Path) -> list[Path]:
     return sorted(path for place in (folder, folder / "data") for path in _entries(place) if formats.file_format(path))
 
 
+def _files_of_split(folder: Path) -> list[Path]:
+    """Return the data files of a split's folder, unless they are beside images, which they describe."""
+    has_images = any(path.suffix.lower() in formats.IMAGE_FORMATS for path in _entries(folder))
+    return [] if has_images else [path for path in _entries(folder) if formats.file_format(path)]
+
+
 def _arrow_files(folder: Path) -> list[Path]:
     """Return the files that ``save_to_disk`` wrote, without the cached results of ``map`` and ``filter``."""
     files = (file for file in _entries(folder) if file.suffix == ".arrow")
@@ -197,10 +205,11 @@ def _image_entries(folder: Path) -> list[Path]:
     return [file for path in classes for file in _entries(path) if file.suffix.lower() in formats.IMAGE_FORMATS]
 
 
-def _image_splits(folder: Path) -> list[str]:
-    """Return the names of the subfolders named like a split that contain folders of images."""
+def _split_folders(folder: Path) -> list[str]:
+    """Return the names of the subfolders named like a split that contain files of data or folders of images."""
     names = {name for names in _SYNONYMS for name in names}
-    return [path.name for path in _entries(folder) if path.name in names and _image_entries(path)]
+    own = [path for path in _entries(folder) if path.name in names]
+    return [path.name for path in own if _image_entries(path) or _files_of_split(path)]
 
 
 def unread_siblings(data: Dataset, names: Iterable[str]) -> list[str]:

@@ -155,13 +155,18 @@ def check_card(data: Dataset, split: str, folder: Path, files: Sequence[Path]) -
 
 
 def _card(folder: Path) -> Mapping[str, Any]:
-    """Return the metadata at the head of the dataset's card; empty if there is none."""
+    """Return the metadata at the head of the dataset's card; empty if there is none.
+
+    Raises:
+        UserError: they are no YAML.
+    """
     file = folder / CARD
-    parts = file.read_text(encoding="utf-8", errors="replace").split("---\n", 2) if file.exists() else []
+    parts = file.read_text(encoding="utf-8-sig", errors="replace").split("---\n", 2) if file.exists() else []
     try:
         metadata = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else {}
-    except yaml.YAMLError:
-        metadata = {}
+    except yaml.YAMLError as error:
+        remedy = "Correct the lines between its two lines of ---, or remove them."
+        raise UserError("task.dataset", str(folder), f"the head of its {CARD} is no YAML", remedy) from error
     return metadata if isinstance(metadata, Mapping) else {}
 
 

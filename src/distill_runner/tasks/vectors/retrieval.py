@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import model_validator
 
 from distill_runner.common.errors import UserError, format_typed, override, quantity
-from distill_runner.common.files import file_sha256
+from distill_runner.common.files import file_sha256, typed_path
 from distill_runner.datasets.metrics import require_finite
 from distill_runner.datasets.readers.content import read_table
 from distill_runner.datasets.readers.table import TableRecord, is_missing, text_of
@@ -125,7 +125,7 @@ class RetrievalTask(VectorTask):
         return self
 
     def spec(self) -> dict[str, Any]:
-        file = self.documents and Path(self.documents).expanduser()
+        file = self.documents and typed_path(self.documents)
         return super().spec() | ({"documents": file_sha256(file)} if file and file.is_file() else {})
 
     def check_outputs(self, num_outputs: int) -> None:
@@ -135,7 +135,7 @@ class RetrievalTask(VectorTask):
 
     def document_vectors(self, count: int) -> np.ndarray:
         """Return the vectors of ``documents``, of which there are ``count``."""
-        return read_vectors("task.documents", Path(self.documents or "").expanduser(), count)
+        return read_vectors("task.documents", typed_path(self.documents or ""), count)
 
     def served_prompt(self) -> str:
         if (self.prompt or "") != (self.query_prompt or ""):
@@ -168,7 +168,9 @@ class RetrievalTask(VectorTask):
         """
         file = self._file(split)
         if not file.is_file():
-            raise UserError("task.dataset", self.dataset, f"has no file {file.relative_to(self.dataset)}", LAYOUT)
+            others = sorted(other.stem for other in file.parent.glob("*.tsv")) if file.parent.name == QRELS else []
+            remedy = f"It has: {', '.join(others)}. {override(self.split_key(split), others[0])}" if others else LAYOUT
+            raise UserError("task.dataset", self.dataset, f"has no file {file.relative_to(self.dataset)}", remedy)
         return file
 
     def _columns(self, split: str, columns: list[str]) -> dict[str, list[Any]]:
@@ -187,15 +189,18 @@ class RetrievalTask(VectorTask):
             if query not in queries or document not in documents:
                 num_missing += 1
                 continue
-            problem = ""
+            problem = remedy = ""
             if not relevance.is_integer():
                 problem = f"has the relevance {value!r}, which is no whole number"
+                remedy = "Grades are 0 for no relevance, or 1 and above."
             elif gains.setdefault((query, document), int(relevance)) != relevance:
                 problem = f"judges document '{document}' twice for query '{query}', and not the same"
+                remedy = "Keep one of the two judgments."
             elif query == document and relevance > 0:
                 problem = f"judges document '{document}' for the query of the same id, which BEIR leaves out"
+                remedy = "Remove it, or where they are two texts, give them other ids."
             if problem:
-                raise UserError(self.split_key(split), split, f"{self._file(split).name} {problem}", LAYOUT)
+                raise UserError(self.split_key(split), split, f"{self._file(split).name} {problem}", remedy)
         if not any(relevance > 0 for relevance in gains.values()):
             problem = f"{self._file(split).name} names no relevant document: no score is above 0"
             problem += f", or the files lack the texts, as for {num_missing:,} judgments" if num_missing else ""

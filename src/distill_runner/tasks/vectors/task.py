@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from distill_runner.common.errors import UserError, format_typed, listed_names, override
-from distill_runner.common.files import file_sha256
+from distill_runner.common.files import file_sha256, typed_path
 from distill_runner.common.terminal import AccountLine
 from distill_runner.datasets.metrics import ratio, require_finite
 from distill_runner.datasets.readers.content import SplitTable, inspect_columns, read_table
@@ -92,7 +92,7 @@ class VectorTask(TextTask):
     @property
     def _vector_file(self) -> Path | None:
         first = (self.teacher_vectors or [""])[0]
-        return Path(first).expanduser() if first.endswith(".npy") else None
+        return typed_path(first) if first.endswith(".npy") else None
 
     def spec(self) -> dict[str, Any]:
         file = self._vector_file
