@@ -301,6 +301,13 @@ def test_labels_beyond_the_names_of_the_data(tmp_path: Path) -> None:
     assert "'task.labels=[bad,good,so]'" in refusal(lambda: own.encode(["so"], table, "train"))
 
 
+def test_names_that_are_numbers_are_numbered_in_every_split(tmp_path: Path) -> None:
+    """A validation file without a 0 was read by names, and one with it by numbers."""
+    own = make(tmp_path, labels=(stars := ["1", "2", "3"]))
+    table = SplitTable({own.label: ["1", "2"]}, stars, untyped=True)
+    assert own.encode(own.label_values(table), table, "validation").tolist() == [1, 2]
+
+
 def test_inferred_classes_must_fit(tmp_path: Path) -> None:
     task = toy(tmp_path, {"sentence": ["a", "b", "c"], "label": ["x", "y", "z"]}, labels=None, metrics=["f1"])
     assert "two classes, but the task has 3" in refusal(lambda: task.resolved())

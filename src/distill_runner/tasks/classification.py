@@ -106,8 +106,10 @@ class ClassificationTask(TextTask):
 
     def label_values(self, table: SplitTable) -> list[Any]:
         values = table.columns.get(self.label, [])
-        names = set(map(normalized_label, self.names))
-        if table.untyped and all(normalized_label(value) in names for value in values):
+        names, own = set(map(normalized_label, self.names)), set(table.class_names or ())
+        # Of the stars 1 to 5, numbered from 0, a text 1 could be two: it is a number, as load_dataset reads it.
+        are_numbered = own & set(map(str, range(len(own)))) and all(re.fullmatch(r"-?\d+", name) for name in own)
+        if table.untyped and not are_numbered and all(normalized_label(value) in names for value in values):
             return values  # 007 and 3.10 are names if they are listed as such
         return super().label_values(table)
 
@@ -191,8 +193,8 @@ class ClassificationTask(TextTask):
             if isinstance(number, int) and not (in_data is None and (are_numbers or isinstance(number, bool))):
                 name = dict(enumerate(labels if in_data is None else in_data)).get(number, f"number {number}")
             if normalized_label(name) not in index:
-                own = in_data or sorted({str(as_int(other)) for other in values})
-                raise self._unknown_label(name, list(dict.fromkeys([*own, name])), split)
+                own = [*in_data, name] if in_data else sorted({str(as_int(other)) for other in values})
+                raise self._unknown_label(name, own, split)
             codes[value] = index[normalized_label(name)]
         return np.array([codes[value] for value in values], dtype=np.int64)
 
