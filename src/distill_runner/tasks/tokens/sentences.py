@@ -346,8 +346,8 @@ class _Reader:
             if not self.gold and not 0 <= score <= 1:
                 raise ValueError(f"the {SCORES[0]} {score}")
             return int(begin), int(end), label.strip(), str(quote), score
-        except (KeyError, OverflowError, TypeError, ValueError):
-            problem = f"a span that cannot be read, {str(entry)[:60]}"
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            problem = f"a span that cannot be read ({error}), {str(entry)[:60]}"
             self.refuse(problem, line, "Spans have start, end and one label, and a teacher's also a score from 0 to 1.")
 
     def fitting(self, text: str, begin: int, end: int) -> dict[Offsets, bool]:

@@ -169,7 +169,9 @@ class RetrievalTask(VectorTask):
         file = self._file(split)
         if not file.is_file():
             others = sorted(other.stem for other in file.parent.glob("*.tsv")) if file.parent.name == QRELS else []
-            remedy = f"It has: {', '.join(others)}. {override(self.split_key(split), others[0])}" if others else LAYOUT
+            remedy = LAYOUT
+            if others:
+                remedy = f"It has: {', '.join(others)}. " + override(self.split_key(split), others[0])
             raise UserError("task.dataset", self.dataset, f"has no file {file.relative_to(self.dataset)}", remedy)
         return file
 
