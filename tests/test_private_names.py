@@ -18,11 +18,11 @@ from helpers import processes
 SOURCE = Path(distill_runner.__file__).parents[1]
 PRIVATE = {
     "commands/dashboard.py": "_model",
-    "common/library_switches.py": "_http",
     "compose/command_line.py": "_internal",
     "models/attention.py": "_flash_attention_forward",
     "models/features.py": "_supports_attention_backend",
     "training/devices.py": "_foreach_copy_",
+    "training/graphs.py": "_cuda_endAllocateToPool",
 }
 """Private names of dependencies by file, at most six; the line that uses one says why, and a test fails without it."""
 PUBLIC = {"_replace", "_exit"}

@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from distill_runner.common.process import available_cpus, num_launched
@@ -165,21 +166,18 @@ def configure_hub_client() -> None:
     The library lists the files of a repository without a time limit, so a hub that stops answering would block a run
     forever.
     """
-    from huggingface_hub import set_client_factory
+    from huggingface_hub import get_session, set_client_factory
     from huggingface_hub.utils import logging as hub_logging
-    from huggingface_hub.utils._http import default_client_factory  # private: a client of our own has other defaults
 
     def limit_time(request: Any) -> None:
         limits = request.extensions.setdefault("timeout", {})
         for name in ("connect", "read", "write", "pool"):
             limits[name] = limits.get(name) or REQUEST_SECONDS
 
-    def limited_client() -> Any:
-        client = default_client_factory()
-        client.event_hooks["request"].append(limit_time)
-        return client
-
-    set_client_factory(limited_client)
+    own = get_session()
+    hooks = {"request": [*own.event_hooks["request"], limit_time]}
+    client = partial(type(own), follow_redirects=own.follow_redirects, timeout=own.timeout)
+    set_client_factory(lambda: client(event_hooks=hooks))
     hub_logging.set_verbosity(logging.CRITICAL)
     for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
