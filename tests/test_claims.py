@@ -10,23 +10,7 @@ import pytest
 
 from distill_runner.report.frame import Cell, Point, tabulate
 from distill_runner.sweeping.points import GridPoint
-from docs._ext.claims import (
-    CLAIMS,
-    PAGE,
-    SUMMARY,
-    ClaimsFile,
-    Outcome,
-    Record,
-    claims_page,
-    claims_text,
-    compare_differences,
-    outcomes,
-    read_claims,
-    rows_of,
-    summary_page,
-    with_records,
-    with_settings,
-)
+from docs._ext import claims as claims_tool
 from helpers.fake_results import predicted, result
 from helpers.small_runs import grid_of
 
@@ -44,7 +28,7 @@ def seeds_of(folder: Path, name: str, wrong: int, seeds: int = 5, **changes: Any
     return runs
 
 
-def claims_of(**changes: Any) -> ClaimsFile:
+def claims_of(**changes: Any) -> claims_tool.ClaimsFile:
     trial = {
         "setting": "RTE",
         "seeds": 5,
@@ -53,11 +37,11 @@ def claims_of(**changes: Any) -> ClaimsFile:
         "second": {"method": "rkd"},
     }
     claim = {"paper": "ALP-KD", "claim": "ALP is better than RKD", "margin": 1.0, "trials": [trial | changes]}
-    return ClaimsFile.model_validate({"claims": [claim]})
+    return claims_tool.ClaimsFile.model_validate({"claims": [claim]})
 
 
-def only(claims: ClaimsFile, runs: list[dict[str, Any]]) -> Outcome:
-    (outcome,) = outcomes(claims, runs)
+def only(claims: claims_tool.ClaimsFile, runs: list[dict[str, Any]]) -> claims_tool.Outcome:
+    (outcome,) = claims_tool.outcomes(claims, runs)
     return outcome
 
 
@@ -70,7 +54,7 @@ def test_the_words_follow_from_the_runs(tmp_path: Path, wrong: int, words: str) 
     others = seeds_of(tmp_path, "o", 10, mapping="po") + seeds_of(tmp_path, "x", 5, task="cola")
     outcome = only(claims_of(), runs + others)
     assert outcome.numbers == "runs"
-    assert f"] | {words} |" in claims_page(claims_of(), [outcome])
+    assert f"] | {words} |" in claims_tool.claims_page(claims_of(), [outcome])
 
 
 def test_fewer_seeds_than_planned_conclude_nothing_and_more_are_another_look(tmp_path: Path) -> None:
@@ -78,7 +62,7 @@ def test_fewer_seeds_than_planned_conclude_nothing_and_more_are_another_look(tmp
     every = seeds_of(tmp_path, "a", 100) + seeds_of(tmp_path, "r", 112, **RKD)
     outcome = only(claims_of(), every[:3] + every[5:])
     assert (outcome.comparison, outcome.numbers, outcome.remark) == (None, "", "3 of 5 seeds have run")
-    assert "| no runs here |" in claims_page(claims_of(), [outcome])
+    assert "| no runs here |" in claims_tool.claims_page(claims_of(), [outcome])
     planned, added = (only(claims_of(**seeds), every).comparison for seeds in ({}, {"seeds": 3}))
     assert planned is not None
     assert planned.methods is not None
@@ -108,7 +92,7 @@ def test_labels_alone_have_no_teacher_to_ask_for(tmp_path: Path) -> None:
     )
     shared = {"task": "rte", "teacher.seed": 42, "teacher.optim.lr": 1e-4}
     claims = claims_of(runs=shared, second={"method": "nkd"})
-    assert "] | **holds** |" in claims_page(claims, [only(claims, runs)])
+    assert "] | **holds** |" in claims_tool.claims_page(claims, [only(claims, runs)])
     unfit = claims_of(runs={**shared, "optim.epochs": 7}, second={"method": "nkd"})
     assert (only(unfit, runs).numbers, only(unfit, runs).remark) == ("", "")
 
@@ -147,7 +131,7 @@ def test_a_gap_is_compared_with_a_gap_of_other_rows(tmp_path: Path) -> None:
     rows = tabulate([*alp, *rkd, *alp_2, *rkd_2]).rows
     first, cells = next(iter(rows.items()))
     again = Cell((Point(tuple({**run, "seed": 1} for run in cells["rte"].runs)),))
-    assert compare_differences("rte", {**rows, first: {"rte": again}}).methods is None
+    assert claims_tool.compare_differences("rte", {**rows, first: {"rte": again}}).methods is None
     grid = seeds_of(tmp_path, "g", 110, student=small, settings={"optim.lr": 2e-5, "optim.epochs": 3})
     selected = only(claims_of(**trial), alp + rkd + alp_2 + rkd_2 + grid).comparison
     assert selected is not None
@@ -158,23 +142,23 @@ def test_the_numbers_of_a_page_give_its_tests_again() -> None:
     """p 0.0220 of five seeds and an interval of 2.34 points: t of 4 freedom, and 2.34 / 3.92."""
     from scipy import stats
 
-    test = Record(metric="accuracy", difference=1.54, seeds=5, low=0.34, high=2.68, seeds_p=0.022).test(1)
+    test = claims_tool.Record(metric="accuracy", difference=1.54, seeds=5, low=0.34, high=2.68, seeds_p=0.022).test(1)
     assert test is not None
     error = 0.0154 / test.seed_variance**0.5
     assert 2 * stats.t.sf(error, 4) == pytest.approx(0.022)
     assert test.example_variance**0.5 == pytest.approx(0.0234 / 2 / stats.norm.ppf(0.975))
-    differences = Record(metric="accuracy", difference=2.0, seeds=2, low=-1, high=5, seed_differences=(1.0, 3.0)).test(
-        1
-    )
+    differences = claims_tool.Record(
+        metric="accuracy", difference=2.0, seeds=2, low=-1, high=5, seed_differences=(1.0, 3.0)
+    ).test(1)
     assert differences is not None
     assert differences.seed_variance == pytest.approx(0.01**2)
-    assert Record(metric="accuracy", difference=2.0, seeds=1, low=-1, high=5, seeds_p=0.5).test(1) is None
+    assert claims_tool.Record(metric="accuracy", difference=2.0, seeds=1, low=-1, high=5, seeds_p=0.5).test(1) is None
 
 
 NUMBERS = {1: "one", 2: "two|both", 3: "three", 4: "four", 5: "five", 9: "nine", 10: "ten"}
 
 
-def printed_forms(record: Record, sign: int) -> list[str]:
+def printed_forms(record: claims_tool.Record, sign: int) -> list[str]:
     """What a page prints of a comparison, without signs of positive numbers; the rows may stand the other way round."""
     low, high = sorted(sign * float(bound or 0) for bound in (record.low, record.high))
     if record.seed_differences:  # in prose
@@ -190,22 +174,26 @@ def printed_lines(page: Path) -> list[str]:
 @pytest.mark.slow
 def test_the_committed_page_is_computed() -> None:
     """Every word of the pages follows from the recorded numbers, also in another order of the settings."""
-    claims = read_claims(CLAIMS)
-    assert PAGE.read_text() == claims_page(claims, outcomes(claims)), "python docs/_ext/claims.py --write"
-    assert SUMMARY.read_text() == summary_page(claims, outcomes(claims)), "python docs/_ext/claims.py --write"
+    claims = claims_tool.read_claims(claims_tool.CLAIMS)
+    assert claims_tool.PAGE.read_text() == claims_tool.claims_page(claims, claims_tool.outcomes(claims)), (
+        "python docs/_ext/claims.py --write"
+    )
+    assert claims_tool.SUMMARY.read_text() == claims_tool.summary_page(claims, claims_tool.outcomes(claims)), (
+        "python docs/_ext/claims.py --write"
+    )
     turned = claims.model_copy(
         update={"claims": tuple(claim.model_copy(update={"trials": claim.trials[::-1]}) for claim in claims.claims)}
     )
-    assert SUMMARY.read_text() == summary_page(turned, outcomes(turned))
+    assert claims_tool.SUMMARY.read_text() == claims_tool.summary_page(turned, claims_tool.outcomes(turned))
 
 
 def test_recorded_numbers_are_those_of_the_pages() -> None:
     """A typing error in the data would be a wrong claim: each number stands on the page that is linked."""
     missing = []
-    for trial in (trial for claim in read_claims(CLAIMS).claims for trial in claim.trials):
+    for trial in (trial for claim in claims_tool.read_claims(claims_tool.CLAIMS).claims for trial in claim.trials):
         record = trial.recorded
         if trial.page and record and record.seed_variance is None:
-            page = PAGE.parent / trial.page.partition("#")[0]
+            page = claims_tool.PAGE.parent / trial.page.partition("#")[0]
             lines = printed_lines(page)
             counts = rf"\b({record.seeds}|{NUMBERS[record.seeds]}) (seeds|students)|[Ss]eeds 1 to {record.seeds}\b"
             forms = [printed_forms(record, sign) for sign in (1, -1)]
@@ -237,14 +225,21 @@ def as_finished(point: GridPoint) -> dict[str, Any]:
 @pytest.mark.usefixtures("data_dir", "minilm_folder")
 def test_the_commands_of_a_claim_make_its_rows() -> None:
     """Hours of runs whose rows no claim finds would be lost: each side has one row, of all seeds that were planned."""
-    trials = [(claim, trial) for claim in read_claims(CLAIMS).claims for trial in claim.trials if trial.commands]
+    trials = [
+        (claim, trial)
+        for claim in claims_tool.read_claims(claims_tool.CLAIMS).claims
+        for trial in claim.trials
+        if trial.commands
+    ]
     commands = dict.fromkeys(command for _, trial in trials for command in trial.commands)
     runs = {}
     for command in commands:
         sweep, *values = shlex.split(command)
         runs[command] = [as_finished(point) for point in grid_of([sweep], *values).points]
     for claim, trial in trials:
-        rows = rows_of(claim, trial, with_settings(run for command in trial.commands for run in runs[command]))
+        rows = claims_tool.rows_of(
+            claim, trial, claims_tool.with_settings(run for command in trial.commands for run in runs[command])
+        )
         seeds = [[len(point.runs) for row in side.values() for point in row["sst2"].points] for side in rows]
         assert seeds == [[trial.seeds]] * (4 if trial.than else 2), trial
 
@@ -258,11 +253,13 @@ def test_recorded_numbers_give_the_same_page(tmp_path: Path) -> None:
         ("grid", seeds_of(tmp_path, "a", 100) + grid + rkd, claims_of()),
         ("looks", seeds_of(tmp_path, "c", 100) + rkd, claims_of(seeds=3)),
     ):
-        by_runs = outcomes(claims, runs)
-        recorded = with_records(claims, by_runs)
-        (tmp_path / "claims.yaml").write_text(claims_text(recorded))
-        assert read_claims(tmp_path / "claims.yaml") == recorded
-        assert claims_page(recorded, outcomes(recorded)) == claims_page(claims, by_runs), name
+        by_runs = claims_tool.outcomes(claims, runs)
+        recorded = claims_tool.with_records(claims, by_runs)
+        (tmp_path / "claims.yaml").write_text(claims_tool.claims_text(recorded))
+        assert claims_tool.read_claims(tmp_path / "claims.yaml") == recorded
+        assert claims_tool.claims_page(recorded, claims_tool.outcomes(recorded)) == claims_tool.claims_page(
+            claims, by_runs
+        ), name
         record = recorded.claims[0].trials[0].recorded
         assert record is not None
         assert (record.is_selected, record.looks) == (name == "grid", 2 if name == "looks" else None)

@@ -25,18 +25,8 @@ import distill_runner
 from benchmarks import frontier_errors
 from distill_runner.common.errors import UserError
 from distill_runner.common.process import pinned_cpus
+from distill_runner.deploy import frontier as frontiers
 from distill_runner.deploy import frontier_sweep, onnx, serving
-from distill_runner.deploy.frontier import (
-    FrontierRow,
-    advice,
-    choice,
-    conclusion,
-    figure,
-    pareto,
-    table,
-    teacher_notes,
-    with_tests,
-)
 from distill_runner.deploy.measure import RunningCost, median_interval
 from distill_runner.report.resampling import clustered_scores, paired_scores
 from distill_runner.tasks import make_task
@@ -48,11 +38,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "frontier.md"
 
 def row(
     name: str, form: str = "ONNX", size: int = 1, score: float = 0.5, p: float | None = 1.0, **fields: Any
-) -> FrontierRow:
+) -> frontiers.FrontierRow:
     family = None if name == "teacher" else "cut"
     difference, p = (None, None) if family is None else (score - 0.9, p)
     values: dict[str, Any] = {"cost": cost(1.0), "difference": difference, "p": p, **fields}
-    return FrontierRow(name, form, family, num_bytes=size, seeds=1, score=score, interval=(score, score), **values)
+    return frontiers.FrontierRow(
+        name, form, family, num_bytes=size, seeds=1, score=score, interval=(score, score), **values
+    )
 
 
 def cost(median: float, half: float = 0.1) -> RunningCost:
@@ -123,48 +115,50 @@ def test_a_chain_ends_with_the_first_student_that_fails() -> None:
         *(row(f"{n}", size=n, p=p) for n, p in ((3, 0.02), (2, 0.03), (1, 0.001))),
         *(row(f"{n}", "ONNX int8", size=n, p=0.9) for n in (3, 2, 1)),
     ]
-    assert [one.label for one in with_tests(rows) if one.is_good] == ["3 ONNX"]
-    assert choice(with_tests(rows)).label == "3 ONNX"
+    assert [one.label for one in frontiers.with_tests(rows) if one.is_good] == ["3 ONNX"]
+    assert frontiers.choice(frontiers.with_tests(rows)).label == "3 ONNX"
 
 
 def test_the_smallest_student_that_is_good_enough_is_chosen() -> None:
-    rows = with_tests([row("teacher", size=9), *(row(f"{n}", size=n, p=0.01, cost=cost(1 / n)) for n in (3, 2, 1))])
-    assert choice(rows).name == "1"
-    assert choice(with_tests(rows, "latency"), "latency").name == "3"
-    text = conclusion(rows, choice(rows), 1.0, 872, "")
+    rows = frontiers.with_tests(
+        [row("teacher", size=9), *(row(f"{n}", size=n, p=0.01, cost=cost(1 / n)) for n in (3, 2, 1))]
+    )
+    assert frontiers.choice(rows).name == "1"
+    assert frontiers.choice(frontiers.with_tests(rows, "latency"), "latency").name == "3"
+    text = frontiers.conclusion(rows, frontiers.choice(rows), 1.0, 872, "")
     assert text.startswith("choice: 1 ONNX, ")
     assert "not worse by 1 point (p = 0.01, one-sided)" in text
 
 
 def test_without_a_student_that_is_good_enough_the_best_is_named_and_what_is_missing() -> None:
-    far = with_tests([row("teacher"), row("a", score=0.6), row("b", score=0.7)])
-    text = conclusion(far, choice(far), 1.0, 872, advice(94, 10.0))
+    far = frontiers.with_tests([row("teacher"), row("a", score=0.6), row("b", score=0.7)])
+    text = frontiers.conclusion(far, frontiers.choice(far), 1.0, 872, frontiers.advice(94, 10.0))
     assert "no student is shown to be within 1 point" in text
     assert "the best is b ONNX" in text
     assert "It lacks 19.00 points: it had only 94 updates; try loss.temperature=1 (now 10), more epochs" in text
-    assert "temperature" not in advice(94, 1.0)
-    assert advice(1000, 10.0) == "try more layers, epochs or data."
-    close = with_tests([row("teacher"), row("a", score=0.895, p=0.2)])
+    assert "temperature" not in frontiers.advice(94, 1.0)
+    assert frontiers.advice(1000, 10.0) == "try more layers, epochs or data."
+    close = frontiers.with_tests([row("teacher"), row("a", score=0.895, p=0.2)])
     # By hand: one chain, z of 5% is 1.645, of 80% power 0.842, of p = 0.2 also 0.842: (2.487 / 0.842)^2 = 8.73.
-    assert "About 8,7" in conclusion(close, choice(close), 1.0, 1000, "")
+    assert "About 8,7" in frontiers.conclusion(close, frontiers.choice(close), 1.0, 1000, "")
 
 
 def test_a_teacher_in_8_bits_may_beat_every_student() -> None:
     """Whoever only wants a smaller file may need no distillation; the picture alone does not say so."""
     student = row("rkd, 5 layers", size=80, score=0.8)
     rows = [row("teacher", size=90, score=0.9), row("teacher", "ONNX int8", 23, 0.89), student]
-    (note,) = teacher_notes(rows, student)
+    (note,) = frontiers.teacher_notes(rows, student)
     assert note.startswith("The teacher ONNX int8 has no larger size than the student and scores 89.00")
-    assert teacher_notes(rows, replace(student, num_bytes=20)) == []
-    assert teacher_notes(rows, replace(student, score=0.895)) == []
+    assert frontiers.teacher_notes(rows, replace(student, num_bytes=20)) == []
+    assert frontiers.teacher_notes(rows, replace(student, score=0.895)) == []
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=12))
 def test_the_pareto_set_is_what_nothing_beats(values: list[tuple[int, int]]) -> None:
     rows = [row(f"{number}", size=size, score=score / 10) for number, (size, score) in enumerate(values)]
-    best = {(one.num_bytes, one.score) for one in pareto(rows, "size")}
+    best = {(one.num_bytes, one.score) for one in frontiers.pareto(rows, "size")}
 
-    def is_beaten(one: FrontierRow) -> bool:
+    def is_beaten(one: frontiers.FrontierRow) -> bool:
         return any(
             other.num_bytes <= one.num_bytes
             and other.score >= one.score
@@ -178,7 +172,7 @@ def test_the_pareto_set_is_what_nothing_beats(values: list[tuple[int, int]]) -> 
 def test_rows_whose_latencies_overlap_name_each_other() -> None:
     rows = [row("teacher", size=9, cost=cost(5)), row("a", size=3, cost=cost(2)), row("b", size=2, cost=cost(1.9))]
     rows[2] = replace(rows[2], is_good=True)
-    lines = table(rows, "accuracy", rows[2], 1.0).splitlines()[2:]
+    lines = frontiers.table(rows, "accuracy", rows[2], 1.0).splitlines()[2:]
     assert [line.split("|")[-2].strip() for line in lines] == ["", "3", "2"]
     assert "→ ★ b" in lines[2] or "→ b" in lines[2]
 
@@ -260,7 +254,7 @@ def test_a_picture_calls_no_choice_what_is_not_good_enough_and_its_names_do_not_
             size, latency = int(rng.integers(40, 60)) * 1_000_000, float(rng.uniform(1, 1.2))
             score = float(rng.uniform(0.88, 0.9))
             rows.append(row(f"rkd, from x, {number} layers", size=size, score=score, is_good=good, cost=cost(latency)))
-        picture = figure(rows, rows[1], "accuracy", "rte", 1.0)
+        picture = frontiers.figure(rows, rows[1], "accuracy", "rte", 1.0)
         picture.draw_without_rendering()
         for panel in picture.axes:
             boxes = [text.get_window_extent() for text in panel.texts]
@@ -268,7 +262,7 @@ def test_a_picture_calls_no_choice_what_is_not_good_enough_and_its_names_do_not_
             assert not [(one, other) for one, other in combinations(boxes, 2) if one.overlaps(other)]
         words = [text.get_text() for legend in picture.legends for text in legend.get_texts()]
         assert ("choice" in words) == good
-        assert ("→" in table(rows, "accuracy", rows[1], 1.0)) == good
+        assert ("→" in frontiers.table(rows, "accuracy", rows[1], 1.0)) == good
 
 
 @pytest.fixture(scope="module")

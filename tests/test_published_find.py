@@ -4,18 +4,7 @@ from typing import Any
 
 import pytest
 
-from distill_runner.report.published import (
-    CHECKPOINTS,
-    Published,
-    PublishedCell,
-    Quantity,
-    ScoredModel,
-    _is,
-    cells,
-    papers_of,
-    titles,
-)
-from distill_runner.report.published import find as find_number
+from distill_runner.report import published
 
 BERT = "google-bert/bert-base-uncased"
 
@@ -31,9 +20,9 @@ def find(
     variant: dict[str, Any] | None = None,
     papers: list[str] | None = None,
     **of_quantity: bool,
-) -> Published | None:
-    quantity = Quantity(task, splits, metric, **of_quantity)
-    return find_number(method, quantity, ScoredModel(num_layers, width, teacher=teacher), variant, papers)
+) -> published.Published | None:
+    quantity = published.Quantity(task, splits, metric, **of_quantity)
+    return published.find(method, quantity, published.ScoredModel(num_layers, width, teacher=teacher), variant, papers)
 
 
 TEACHERS = {
@@ -53,18 +42,18 @@ PRINTED_TWICE = 10
 
 
 def test_a_result_like_that_of_a_cell_finds_its_number() -> None:
-    found, others = 0, list[PublishedCell]()
-    for cell in (cell for paper in titles() for cell in cells(paper)):
+    found, others = 0, list[published.PublishedCell]()
+    for cell in (cell for paper in published.titles() for cell in published.cells(paper)):
         if not (cell.method and cell.task and cell.is_of_a_table):
             continue
         of_both = {key: names.partition("|")[0] for key, names in cell.variant.items()}
         variant = {key: name for key, name in of_both.items() if name != "-"} | {"lr": 1e-5}
         splits = ("mismatched",) if str(cell.split).endswith("mismatched") else ()
-        quantity = Quantity(cell.task, splits, cell.metric, is_test=str(cell.split).startswith("test"))
-        model = ScoredModel(cell.num_layers, cell.width, teacher=TEACHERS.get(cell.teacher or "", "none"))
-        number = find_number(cell.method.rpartition("|")[2], quantity, model, variant, papers=[cell.paper])
+        quantity = published.Quantity(cell.task, splits, cell.metric, is_test=str(cell.split).startswith("test"))
+        model = published.ScoredModel(cell.num_layers, cell.width, teacher=TEACHERS.get(cell.teacher or "", "none"))
+        number = published.find(cell.method.rpartition("|")[2], quantity, model, variant, papers=[cell.paper])
         assert number is not None, cell
-        assert number.source.startswith(titles()[cell.paper])
+        assert number.source.startswith(published.titles()[cell.paper])
         is_known = cell.teacher in TEACHERS and None not in (number.metric, number.split)
         assert number.comparable == is_known, cell
         found += 1
@@ -143,7 +132,9 @@ def test_another_teacher_makes_a_number_a_reference(teacher: str, comparable: bo
     ],
 )
 def test_teachers_are_told_apart(teacher: str, checkpoint: str | None) -> None:
-    assert [name for name in CHECKPOINTS if _is(name, teacher)] == ([checkpoint] if checkpoint else [])
+    assert [name for name in published.CHECKPOINTS if published._is(name, teacher)] == (
+        [checkpoint] if checkpoint else []
+    )
 
 
 @pytest.mark.parametrize("changes", [{"width": 256}, {"metric": "f1"}, {"is_test": True}])
@@ -165,8 +156,8 @@ def test_another_width_metric_or_split_finds_nothing(changes: dict[str, Any]) ->
 )
 def test_a_student_that_a_paper_names_by_its_size(student: tuple[str, str], teacher: str, cell: float | None) -> None:
     languages = (*LANGUAGES["xnli"].split(),)
-    model = ScoredModel(6, 384, student[0], teacher, student[1])
-    found = find_number("minilmv2", Quantity("xnli", languages, "accuracy", is_test=True), model, MINILMV2)
+    model = published.ScoredModel(6, 384, student[0], teacher, student[1])
+    found = published.find("minilmv2", published.Quantity("xnli", languages, "accuracy", is_test=True), model, MINILMV2)
     assert (found and found.value) == cell
 
 
@@ -189,8 +180,10 @@ def test_the_number_of_a_teacher_is_of_the_method_s_paper(
 ) -> None:
     """A teacher of ALP-KD stood beside Pro-KD's RoBERTa-large of 24 layers, the deepest of any paper."""
     num_layers, width, model_type = model
-    scored = ScoredModel(num_layers, width, model_type, teacher, model_type)
-    found = find_number("teacher", Quantity("rte", ("validation",), "accuracy"), scored, papers=papers_of(method))
+    scored = published.ScoredModel(num_layers, width, model_type, teacher, model_type)
+    found = published.find(
+        "teacher", published.Quantity("rte", ("validation",), "accuracy"), scored, papers=published.papers_of(method)
+    )
     assert (found and found.source) == source
     assert found is None or found.comparable == (teacher != "some_bert")
 

@@ -370,8 +370,8 @@ def of_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     config: Any = OmegaConf.create({"hydra": {"job_logging": {}}})
     told = SimpleNamespace(get=lambda: hydra, instance=lambda: SimpleNamespace(cfg=config))
     monkeypatch.setattr(isolation, "HydraConfig", told)
-    for name in ("configure_log", "end_with_parent", "use_forkserver", "ensure_running"):
-        monkeypatch.setattr(isolation, name, lambda *_, **__: None)
+    for name in ("configure_log", "process.end_with_parent", "process.use_forkserver", "ensure_running"):
+        monkeypatch.setattr(f"{isolation.__name__}.{name}", lambda *_, **__: None)
     return tmp_path
 
 

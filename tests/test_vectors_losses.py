@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from distill_runner.common.errors import UserError
+from distill_runner.methods import vectors as terms
 from distill_runner.methods.base import Method, Progress
-from distill_runner.methods.vectors import (
-    MarginLoss,
-    SimilarityLoss,
-    VectorLoss,
-    margin_error,
-    principal_components,
-    similarity_kl,
-    vector_distance,
-)
 from distill_runner.models.features import EncoderShape, Features
 from distill_runner.tasks.vectors.texts import Vectors
 
@@ -49,16 +41,16 @@ def bound(term: Any, own: int, other: int) -> Any:
 
 def test_numbers_by_hand() -> None:
     student, teacher = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [0.0, 1.0]])
-    assert vector_distance(student, teacher, "squared") == pytest.approx((2 + 1) / 2)
-    assert vector_distance(student, teacher, "cosine") == pytest.approx((1 + 0) / 2)
+    assert terms.vector_distance(student, teacher, "squared") == pytest.approx((2 + 1) / 2)
+    assert terms.vector_distance(student, teacher, "cosine") == pytest.approx((1 + 0) / 2)
     # Three texts, of which the teacher finds the first two equal and the third at a right angle; the student finds all
     # at right angles. Rows of the teacher: (e/(e+1), 1/(e+1)) twice, and (1/2, 1/2); the student's are (1/2, 1/2).
     teacher, student = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.eye(3)
     p = math.e / (math.e + 1)
     row = p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))
-    assert similarity_kl(student, teacher, 1.0) == pytest.approx(2 * row / 3, abs=1e-6)
-    assert margin_error(torch.tensor([[0.9, 0.1]]), torch.tensor([0.5])) == pytest.approx(0.09)
-    assert margin_error(torch.tensor([[0.9], [0.1]]), torch.tensor([0.5, 0.2])) == pytest.approx(0.25)
+    assert terms.similarity_kl(student, teacher, 1.0) == pytest.approx(2 * row / 3, abs=1e-6)
+    assert terms.margin_error(torch.tensor([[0.9, 0.1]]), torch.tensor([0.5])) == pytest.approx(0.09)
+    assert terms.margin_error(torch.tensor([[0.9], [0.1]]), torch.tensor([0.5, 0.2])) == pytest.approx(0.25)
 
 
 @given(st.integers(3, 9), st.integers(1, 6), st.floats(0.02, 5), st.integers(0, 99))
@@ -74,10 +66,12 @@ def test_similarities_row_by_row(size: int, width: int, temperature: float, seed
             powers = np.exp(scores - scores.max())
             rows.append(powers / powers.sum())
         total += float((rows[1] * np.log(rows[1] / rows[0])).sum()) if (rows[0] > 0).all() else 0.0
-    assert similarity_kl(student, teacher, temperature) == pytest.approx(total / size, rel=1e-7, abs=1e-9)
+    assert terms.similarity_kl(student, teacher, temperature) == pytest.approx(total / size, rel=1e-7, abs=1e-9)
     student, teacher = (torch.cat([side, side.flip(0)[:2]]) for side in (student, teacher))
     weights = torch.tensor([(size + 2) / size] * size + [0.0] * 2)  # as batches of graphs are filled up
-    assert similarity_kl(student, teacher, temperature, weights) == pytest.approx(total / size, rel=1e-6, abs=1e-9)
+    assert terms.similarity_kl(student, teacher, temperature, weights) == pytest.approx(
+        total / size, rel=1e-6, abs=1e-9
+    )
 
 
 @given(st.integers(2, 9), st.integers(0, 99))
@@ -86,7 +80,7 @@ def test_margins_are_those_of_all_pairs(size: int, seed: int) -> None:
     similarity, score = drawn(size, 1, seed=seed), drawn(size, seed=seed + 1)
     pairs = [(i, j) for i in range(size) for j in range(size) if i != j]
     errors = [float((similarity[i, 0] - similarity[j, 0]) - (score[i] - score[j])) ** 2 for i, j in pairs]
-    assert margin_error(similarity, score) == pytest.approx(np.mean(errors))
+    assert terms.margin_error(similarity, score) == pytest.approx(np.mean(errors))
 
 
 @pytest.mark.parametrize("distance", ["squared", "cosine"])
@@ -95,11 +89,11 @@ def test_gradients(distance: Any) -> None:
     student = drawn(4, 3).requires_grad_()
     scores = drawn(4, seed=8)
     for function in (
-        lambda x: vector_distance(x, teacher, distance),
-        lambda x: similarity_kl(x, teacher, 0.3),
-        lambda x: margin_error(x[:, :2], scores),
-        lambda x: margin_error(x[:, :1], scores),
-        lambda x: value(bound(VectorLoss(distance, prefixes=[1, 2]), 3, 3), x, teacher),
+        lambda x: terms.vector_distance(x, teacher, distance),
+        lambda x: terms.similarity_kl(x, teacher, 0.3),
+        lambda x: terms.margin_error(x[:, :2], scores),
+        lambda x: terms.margin_error(x[:, :1], scores),
+        lambda x: value(bound(terms.VectorLoss(distance, prefixes=[1, 2]), 3, 3), x, teacher),
     ):
         assert torch.autograd.gradcheck(function, (student,))
 
@@ -107,7 +101,7 @@ def test_gradients(distance: Any) -> None:
 @pytest.mark.parametrize("splits", [1, 3])
 def test_principal_components_are_scikit_learn_s(splits: int) -> None:
     vectors = drawn(50, 6) * torch.tensor([5, 4, 3, 2, 1, 0.5]) + 2
-    own = principal_components(vectors.chunk(splits), 3).numpy()
+    own = terms.principal_components(vectors.chunk(splits), 3).numpy()
     reference = PCA(3).fit(vectors.numpy()).components_
     signs = np.sign((own * reference).sum(1, keepdims=True))
     assert own == pytest.approx(signs * reference, abs=1e-9)
@@ -115,10 +109,10 @@ def test_principal_components_are_scikit_learn_s(splits: int) -> None:
 
 
 def test_a_narrower_student_learns_the_components() -> None:
-    term = bound(VectorLoss(widths="pca"), 2, 4)
+    term = bound(terms.VectorLoss(widths="pca"), 2, 4)
     teacher = drawn(20, 4)
     Method({"vectors": term}, {"vectors": 1.0}).fit(lambda: iter([Features(teacher[:9]), Features(teacher[9:])]))
-    components = principal_components([teacher], 2)
+    components = terms.principal_components([teacher], 2)
     student = drawn(20, 2, seed=4)
     expected = (student - teacher @ components.T).square().sum(1).mean()
     assert value(term, student, teacher) == pytest.approx(float(expected), rel=1e-6)
@@ -127,7 +121,7 @@ def test_a_narrower_student_learns_the_components() -> None:
 
 def test_a_projection_is_trained_but_is_no_part_of_the_student() -> None:
     torch.manual_seed(0)
-    term = bound(VectorLoss(widths="project"), 2, 4)
+    term = bound(terms.VectorLoss(widths="project"), 2, 4)
     student, teacher = drawn(5, 2), drawn(5, 4, seed=1)
     expected = (student @ term.projection.weight.double().T - teacher).square().sum(1).mean()
     assert value(term, student, teacher) == pytest.approx(expected.item())
@@ -141,15 +135,17 @@ def test_prefixes_are_normalized_and_averaged() -> None:
         sides = [side[:, :size] / side[:, :size].norm(dim=1, keepdim=True) for side in (student, teacher)]
         return float((sides[0] - sides[1]).square().sum(1).mean())
 
-    assert value(bound(VectorLoss(prefixes=[2, 4]), 4, 4), student, teacher) == pytest.approx((part(2) + part(4)) / 2)
-    mean = (similarity_kl(student[:, :1], teacher, 0.05) + similarity_kl(student, teacher, 0.05)) / 2
-    assert value(bound(SimilarityLoss(prefixes=[1, 4]), 4, 4), student, teacher) == pytest.approx(float(mean))
+    assert value(bound(terms.VectorLoss(prefixes=[2, 4]), 4, 4), student, teacher) == pytest.approx(
+        (part(2) + part(4)) / 2
+    )
+    mean = (terms.similarity_kl(student[:, :1], teacher, 0.05) + terms.similarity_kl(student, teacher, 0.05)) / 2
+    assert value(bound(terms.SimilarityLoss(prefixes=[1, 4]), 4, 4), student, teacher) == pytest.approx(float(mean))
 
 
 def test_a_margin_reads_the_rows_of_the_batch() -> None:
     vectors = drawn(6, 3)
     rows, scores = torch.tensor([[4, 0, 2], [1, 5, 3]]), torch.tensor([0.3, -0.2])
-    term = bound(MarginLoss("dot", scale=2.0), 3, 3)
+    term = bound(terms.MarginLoss("dot", scale=2.0), 3, 3)
     loss = value(term, vectors, vectors, SimpleNamespace(texts_of_rows=rows, labels=scores))
     margins = [2 * float(vectors[q] @ vectors[p] - vectors[q] @ vectors[n]) for q, p, n in rows.tolist()]
     assert loss == pytest.approx(np.mean([(m - float(s)) ** 2 for m, s in zip(margins, scores, strict=True)]))
@@ -160,10 +156,10 @@ def test_a_margin_reads_the_rows_of_the_batch() -> None:
 @pytest.mark.parametrize(
     ("term", "widths", "problem"),
     [
-        (VectorLoss(), (2, 4), "2 numbers, the teacher's 4"),
-        (VectorLoss(widths="pca"), (5, 4), "more than the teacher's 4"),
-        (VectorLoss(prefixes=[5]), (4, 4), "between 1 and 4"),
-        (SimilarityLoss(prefixes=[0]), (4, 9), "between 1 and 4"),
+        (terms.VectorLoss(), (2, 4), "2 numbers, the teacher's 4"),
+        (terms.VectorLoss(widths="pca"), (5, 4), "more than the teacher's 4"),
+        (terms.VectorLoss(prefixes=[5]), (4, 4), "between 1 and 4"),
+        (terms.SimilarityLoss(prefixes=[0]), (4, 9), "between 1 and 4"),
     ],
 )
 def test_what_does_not_fit_is_refused(term: Any, widths: tuple[int, int], problem: str) -> None:

@@ -22,15 +22,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, OmegaConf
 
+from distill_runner.common import process
 from distill_runner.common.errors import TrainingError, TrainingPaused, UserError, exit_cause, message_and_exit_code
 from distill_runner.common.files import resource_error
-from distill_runner.common.process import (
-    collect_garbage,
-    end_with_parent,
-    ignored_sigterm,
-    sigterm_as_interrupt,
-    use_forkserver,
-)
 from distill_runner.pipeline import status
 
 log = logging.getLogger(__name__)
@@ -45,7 +39,7 @@ them.
 """
 _WAITING: list[tuple[BaseProcess, Connection]] = []
 """The process of the last point, if it waits for the next one."""
-end_with_sweep = cache(end_with_parent)
+end_with_sweep = cache(process.end_with_parent)
 """Ends a launcher's worker, which may outlive its sweep. Cached, since a worker runs several points."""
 
 
@@ -80,21 +74,21 @@ def run_isolated(run: Callable[[DictConfig], Mapping[str, Any]], config: DictCon
     folder = Path(HydraConfig.get().runtime.output_dir).absolute()
     if multiprocessing.current_process().name != "MainProcess":
         end_with_sweep()
-    use_forkserver(preload)
-    with ignored_sigterm():  # which Slurm sends to all processes of a job before it queues the job again
+    process.use_forkserver(preload)
+    with process.ignored_sigterm():  # which Slurm sends to all processes of a job before it queues the job again
         ensure_running()
     # Without the classes of launcher settings, which not every process can unpickle.
     hydra_config = OmegaConf.create(OmegaConf.to_container(HydraConfig.instance().cfg, resolve=False))
-    process, connection = _WAITING.pop() if _WAITING and _WAITING[0][0].is_alive() else _started()
+    child, connection = _WAITING.pop() if _WAITING and _WAITING[0][0].is_alive() else _started()
     connection.send((run, config, hydra_config))
     try:
         exit_code = connection.recv()
-        _WAITING[:] = [(process, connection)]
+        _WAITING[:] = [(child, connection)]
     except EOFError:  # the process has ended
-        process.join()
-        exit_code = process.exitcode
+        child.join()
+        exit_code = child.exitcode
     except KeyboardInterrupt:
-        process.join()
+        child.join()
         raise
     if exit_code == INTERRUPTED:
         raise KeyboardInterrupt
@@ -113,16 +107,16 @@ def run_isolated(run: Callable[[DictConfig], Mapping[str, Any]], config: DictCon
 def _started() -> tuple[BaseProcess, Connection]:
     """Start a process for points, which ends when this one closes the connection."""
     connection, other = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=_run_points, args=(other,))
-    process.start()
+    child = multiprocessing.Process(target=_run_points, args=(other,))
+    child.start()
     other.close()
     Finalize(None, connection.close, exitpriority=1)  # before multiprocessing waits for its processes
-    return process, connection
+    return child, connection
 
 
 def _run_points(connection: Connection) -> None:
     """Run the points of a connection in this new process: one, or all that follow on a machine with one GPU."""
-    end_with_parent(GRACE_SECONDS)
+    process.end_with_parent(GRACE_SECONDS)
     with suppress(EOFError, KeyboardInterrupt):
         while True:
             _run_point(*connection.recv())
@@ -132,7 +126,7 @@ def _run_points(connection: Connection) -> None:
 
             if torch.cuda.device_count() != 1:
                 sys.exit(COMPLETED)
-            collect_garbage()
+            process.collect_garbage()
             release_gpu()
             connection.send(COMPLETED)
 
@@ -143,7 +137,7 @@ def _run_point(run: Callable[[DictConfig], Mapping[str, Any]], config: DictConfi
     hydra = HydraConfig.get()
     configure_log(hydra_config.hydra.job_logging, hydra.verbose)
     try:
-        with sigterm_as_interrupt():
+        with process.sigterm_as_interrupt():
             run(config)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -239,11 +239,8 @@ class Task(TaskSplits):
             tables: what the readers took from the files.
         """
         account = account_of_tables(split, tables, self.columns, self.label_columns)
-        account.unread = [
-            name
-            for name in account.unread
-            if name not in self.prediction_columns and not (self.has_ids and name == "id")
-        ]
+        read = [*self.prediction_columns, *(["id"] if self.has_ids else [])]
+        account.unread = [name for name in account.unread if name not in read]
         labels, names = getattr(examples, "labels", None), self.head.names or ()
         if labels is None:
             return account
