@@ -99,8 +99,7 @@ def run_folder(ended: Ended) -> Path:
 
 
 def result_of(ended: Ended) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((run_folder(ended) / "result.json").read_text())
-    return content
+    return dict(json.loads((run_folder(ended) / "result.json").read_text()))
 
 
 # Asking without running.

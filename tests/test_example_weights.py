@@ -18,17 +18,12 @@ from distill_runner.common.errors import UserError
 from distill_runner.datasets.batches import Batch
 from distill_runner.datasets.splits import TokenSplit
 from distill_runner.datasets.tokenization import Examples
+from distill_runner.methods import predictions
 from distill_runner.methods.attention import AttentionRelationLoss, AttentionScoreLoss
 from distill_runner.methods.base import LossTerm, Progress
 from distill_runner.methods.hidden_states import EmbeddingLoss, HiddenStateLoss, PooledStateLoss, TokenStateLoss
 from distill_runner.methods.layer_mapping import LayerMapping
 from distill_runner.methods.outputs import Classes, LabelSets, Outputs, Score
-from distill_runner.methods.predictions import (
-    CorrelatedSoftLabels,
-    DecoupledSoftLabels,
-    correlation_over_classes,
-    correlation_over_outputs,
-)
 from distill_runner.models.features import EncoderShape, Features
 from distill_runner.pipeline.account import example_line
 from distill_runner.pipeline.build import Pipeline
@@ -76,7 +71,7 @@ def all_losses(
         "logits": outputs.logit_loss(student, teacher, batch, "sum"),
     }
     if name == "classes":
-        term = DecoupledSoftLabels()
+        term = predictions.DecoupledSoftLabels()
         losses["decoupled"] = term(Features(student), Features(teacher), batch, PROGRESS)
     return losses
 
@@ -187,16 +182,16 @@ def test_dist_has_weighted_correlations(weights: list[float], seed: int) -> None
     for x, y in zip(student.T, teacher.T, strict=True):
         covariance = np.cov(x, y, aweights=weights)
         expected.append(1 - covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1]))
-    assert correlation_over_outputs(one, other, own).item() == pytest.approx(np.mean(expected), abs=1e-9)
+    assert predictions.correlation_over_outputs(one, other, own).item() == pytest.approx(np.mean(expected), abs=1e-9)
     rows = [1 - np.corrcoef(x, y)[0, 1] for x, y in zip(student, teacher, strict=True)]
     mean = np.mean(np.array(weights) * rows)
-    assert correlation_over_classes(one, other, own).item() == pytest.approx(mean, abs=1e-9)
+    assert predictions.correlation_over_classes(one, other, own).item() == pytest.approx(mean, abs=1e-9)
     counts = rng.integers(1, 4, len(weights))
     repeats = torch.from_numpy(counts)
     twin, other_twin = (values.repeat_interleave(repeats, 0) for values in (one, other))
-    counted = correlation_over_outputs(one, other, repeats.double())
-    assert counted.item() == pytest.approx(correlation_over_outputs(twin, other_twin).item(), abs=1e-9)
-    assert torch.isfinite(correlation_over_outputs(one, other, torch.zeros(len(weights))))
+    counted = predictions.correlation_over_outputs(one, other, repeats.double())
+    assert counted.item() == pytest.approx(predictions.correlation_over_outputs(twin, other_twin).item(), abs=1e-9)
+    assert torch.isfinite(predictions.correlation_over_outputs(one, other, torch.zeros(len(weights))))
 
 
 def test_cross_entropy_by_hand() -> None:
@@ -289,7 +284,7 @@ def test_methods_and_transfer_sets_without_weights(
         return resolve_stage(run.stages, run.stage, run.runtime.precision)
 
     assert resolved("method=rkd", "teacher.optim.epochs=0"), "a stage that is not trained reads no weights"
-    monkeypatch.setattr(CorrelatedSoftLabels, "weighs_examples", False)  # as a term of one's own may be
+    monkeypatch.setattr(predictions.CorrelatedSoftLabels, "weighs_examples", False)  # as a term of one's own may be
     with pytest.raises(UserError, match="no term of the method reads weights: kd"):
         resolved("method=dist", "stages.student.method.weights.ce=0", "loss.temperature=2")
     with pytest.raises(UserError, match="the stage trains on a transfer set"):

@@ -10,12 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from distill_runner.methods.hidden_states import (
-    attention_entropy,
-    mean_squared_error,
-    normalized_mean_squared_error,
-    normalized_squared_distance,
-)
+from distill_runner.methods import hidden_states
 from distill_runner.methods.outputs import soft_cross_entropy, squared_error
 
 Array = NDArray[np.float64]
@@ -62,15 +57,19 @@ soft_at_5 = partial(soft_cross_entropy, temperature=5.0)
 CASES = [
     pytest.param(soft_at_5, reference_soft_cross_entropy, (numbers(5, 3), numbers(5, 3, seed=1)), id="kd"),
     pytest.param(squared_error, reference_squared_error, (numbers(5, 1), numbers(5, seed=1)), id="regression"),
-    pytest.param(normalized_squared_distance, reference_distance, (numbers(5, 8), numbers(5, 8, seed=1)), id="pkd"),
-    pytest.param(mean_squared_error, reference_mse, (numbers(5, 8), numbers(5, 8, seed=1)), id="mse"),
     pytest.param(
-        normalized_mean_squared_error,
+        hidden_states.normalized_squared_distance, reference_distance, (numbers(5, 8), numbers(5, 8, seed=1)), id="pkd"
+    ),
+    pytest.param(hidden_states.mean_squared_error, reference_mse, (numbers(5, 8), numbers(5, 8, seed=1)), id="mse"),
+    pytest.param(
+        hidden_states.normalized_mean_squared_error,
         reference_normalized_mse,
         (numbers(5, 8), numbers(5, 8, seed=1)),
         id="pkd_original",
     ),
-    pytest.param(attention_entropy, reference_entropy, (numbers(5, 4).softmax(-1)[:, None],), id="entropy"),
+    pytest.param(
+        hidden_states.attention_entropy, reference_entropy, (numbers(5, 4).softmax(-1)[:, None],), id="entropy"
+    ),
 ]
 
 

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from distill_runner.tasks.questions import QuestionsTask
-from distill_runner.tasks.questions.answers import (
-    answer_texts,
-    best_over_thresholds,
-    best_spans,
-    normalize_answer,
-    null_margin,
-    question_scores,
-)
+from distill_runner.tasks.questions import answers as question_answers
 from distill_runner.tasks.questions.windows import Windows
 from helpers import run_qa
 from helpers.made_questions import Row, made_rows, real_rows, windows_of
@@ -41,8 +34,8 @@ def same_answers(windows: Windows, rows: list[Row], features: list[Row], seed: i
     """Both find the same from the same logits."""
     logits = made_logits(windows, seed)
     expected = run_qa.predictions(rows, features, np.split(logits, windows.offsets[1:-1]), unanswerable)
-    spans = best_spans(logits, windows, unanswerable)
-    texts = answer_texts(spans, windows, 0.0 if unanswerable else None)
+    spans = question_answers.best_spans(logits, windows, unanswerable)
+    texts = question_answers.answer_texts(spans, windows, 0.0 if unanswerable else None)
     assert texts == [one["text"] for one in expected]
     for question, one in enumerate(expected):
         count = len(one["n_best"])
@@ -53,7 +46,9 @@ def same_answers(windows: Windows, rows: list[Row], features: list[Row], seed: i
         probabilities += [spans["null_probability"][question]] if unanswerable else []
         np.testing.assert_allclose(probabilities, one["probabilities"], rtol=1e-4, atol=1e-7)
         if one["margin"] is not None:
-            np.testing.assert_allclose(null_margin(spans)[question], one["margin"], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                question_answers.null_margin(spans)[question], one["margin"], rtol=1e-5, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("unanswerable", [False, True])
@@ -80,8 +75,8 @@ def test_a_short_window_without_a_span_has_no_answer(wordpiece: Any, tmp_path: P
     rows = made_rows(4)
     windows = windows_of(tmp_path, rows, wordpiece, 96, tokens=24)
     logits = np.where(np.asarray(windows.begins) < 0, 9.0, 0.0)[:, None].repeat(2, 1)
-    spans = best_spans(logits, windows, n_best=1)
-    assert answer_texts(spans, windows) == [""] * 4
+    spans = question_answers.best_spans(logits, windows, n_best=1)
+    assert question_answers.answer_texts(spans, windows) == [""] * 4
     assert np.isfinite(spans["probability"]).all()
 
 
@@ -89,7 +84,7 @@ def test_right_and_wrong_of_answers(wordpiece: Any, tmp_path: Path) -> None:
     """The probability of the truth is that of all spans that match a gold answer; no answer is one where it may be."""
     rows = made_rows(20)
     windows = windows_of(tmp_path, rows, wordpiece, 96, tokens=24)
-    spans = best_spans(made_logits(windows, 1), windows, unanswerable=True)
+    spans = question_answers.best_spans(made_logits(windows, 1), windows, unanswerable=True)
     golds = [row["answers"]["text"] for row in rows]
     fields = {"name": "toy", "dataset": "d", "columns": ["question", "context"], "epochs": 1, "metrics": ["f1"]}
     task = QuestionsTask(**fields, validation={"validation": "validation"}, unanswerable=True)
@@ -111,7 +106,7 @@ def test_right_and_wrong_of_answers(wordpiece: Any, tmp_path: Path) -> None:
 def test_with_a_step_an_answer_begins_where_its_token_has_most_context(wordpiece: Any, tmp_path: Path) -> None:
     windows = windows_of(tmp_path, made_rows(40), wordpiece, 96, stride="step", tokens=24)
     logits = np.random.default_rng(0).normal(size=(len(windows.ids), 2))
-    spans = best_spans(logits, windows)
+    spans = question_answers.best_spans(logits, windows)
     for question in range(windows.num_examples):
         first, last = windows.window_offsets[question : question + 2]
         tokens = slice(windows.offsets[first], windows.offsets[last])
@@ -187,7 +182,7 @@ CASES: list[tuple[str, list[str], str | None, float, float]] = [
 
 @pytest.mark.parametrize(("answer", "golds", "language", "exact", "f1"), CASES)
 def test_scores_by_hand(answer: str, golds: list[str], language: str | None, exact: float, f1: float) -> None:
-    (found_exact,), (found_f1,) = question_scores([answer], [golds], language)
+    (found_exact,), (found_f1,) = question_answers.question_scores([answer], [golds], language)
     assert (found_exact, found_f1) == pytest.approx((exact, f1))
 
 
@@ -197,9 +192,9 @@ LETTERS = st.text("aTheun elاdl河2.,—‘ \t漢", max_size=12)
 @given(LETTERS, st.lists(LETTERS, min_size=1, max_size=3), st.sampled_from([None, *BY_LANGUAGE, "hi", "ar", "zh"]))
 def test_scores_are_the_official_ones(answer: str, golds: list[str], language: str | None) -> None:
     for version_2 in (False, True):
-        (exact,), (f1,) = question_scores([answer], [golds], language, version_2)
+        (exact,), (f1,) = question_answers.question_scores([answer], [golds], language, version_2)
         assert (exact, f1) == pytest.approx(official(answer, golds, language, version_2))
-    assert normalize_answer(answer, language) == " ".join(official_words(answer, language))
+    assert question_answers.normalize_answer(answer, language) == " ".join(official_words(answer, language))
 
 
 def official_best_score(scores: list[float], texts: list[str], has: list[bool], margins: list[float]) -> float:
@@ -215,5 +210,7 @@ def official_best_score(scores: list[float], texts: list[str], has: list[bool], 
 def test_the_best_threshold_is_the_official_one(rows: list[tuple[float, bool, bool, float]]) -> None:
     scores, answered, has, margins = map(list, zip(*rows, strict=True))
     expected = official_best_score(scores, ["x" if one else "" for one in answered], has, margins)
-    found = best_over_thresholds(np.array(scores), np.array(answered), np.array(has), np.array(margins))
+    found = question_answers.best_over_thresholds(
+        np.array(scores), np.array(answered), np.array(has), np.array(margins)
+    )
     assert found == pytest.approx(expected)

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
 from distill_runner.datasets.corpora import CorpusPart, TransferSet
-from distill_runner.datasets.readers.content import (
-    data_fingerprint,
-    inspect_columns,
-    open_split,
-    read_columns,
-    read_rows,
-    read_table,
-)
+from distill_runner.datasets.readers import content as contents
 from distill_runner.datasets.readers.dataset import BY_CLASS, SplitSlice
 from distill_runner.datasets.readers.table import TableRecord, recorded_tables
 from distill_runner.tasks import make_task
@@ -41,7 +34,7 @@ def part(folder: Path, **fields: Any) -> CorpusPart:
 
 
 def columns(folder: Path, *names: str, **fields: Any) -> Frame:
-    return read_columns(part(folder, **fields), "train", names or ("text",))
+    return contents.read_columns(part(folder, **fields), "train", names or ("text",))
 
 
 def record(folder: Path, name: str, content: bytes | str, **fields: Any) -> TableRecord:
@@ -71,7 +64,7 @@ def test_a_stream_of_csv_is_text_as_it_is_written(
     commit = SimpleNamespace(name=str(tmp_path), sha=None)
     monkeypatch.setattr("distill_runner.datasets.readers.hub.dataset_commit", lambda _data: commit)
     own = CorpusPart(dataset="acme/numbers", columns=["text"])
-    assert [row["text"] for row in read_rows(own, "train", download=False)] == values
+    assert [row["text"] for row in contents.read_rows(own, "train", download=False)] == values
 
 
 # --- Rows lost or merged
@@ -198,7 +191,7 @@ def test_lines_or_paragraphs_are_rows_of_plain_text(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("first\n\nsecond\nline\n")
     assert columns(tmp_path)["text"] == ["first", "second\nline"]
     data = Lines(dataset=str(tmp_path), columns=["text"])
-    assert read_columns(data, "train", ["text"])["text"] == ["first", "", "second", "line"]
+    assert contents.read_columns(data, "train", ["text"])["text"] == ["first", "", "second", "line"]
 
 
 # --- What is refused
@@ -258,7 +251,7 @@ def test_two_synonyms_are_refused(tmp_path: Path) -> None:
     for name in ("val.csv", "dev.csv"):
         (tmp_path / name).write_bytes(PLAIN)
     data = part(tmp_path, validation="validation")
-    assert "could be val.csv or dev.csv" in refusal(lambda: read_columns(data, "validation", ["text"]))
+    assert "could be val.csv or dev.csv" in refusal(lambda: contents.read_columns(data, "validation", ["text"]))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +276,7 @@ def test_an_encoding_that_would_misread_is_refused(tmp_path: Path, written: str,
 def test_a_file_without_rows_is_called_empty(tmp_path: Path, name: str, content: str) -> None:
     """Where the columns are inferred: "cannot be inferred" would blame their names."""
     (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
-    assert "the split is empty" in refusal(lambda: inspect_columns(part(tmp_path), "train"))
+    assert "the split is empty" in refusal(lambda: contents.inspect_columns(part(tmp_path), "train"))
 
 
 def test_parts_of_a_split_have_the_same_columns(tmp_path: Path) -> None:
@@ -316,8 +309,8 @@ def test_a_slice_by_class_has_each_class_in_its_first_part(labels: list[str], sh
 def test_what_is_read_from_a_file_is_in_its_fingerprint(tmp_path: Path) -> None:
     """A stored student must not be taken for that of other texts: another encoding is another text."""
     (tmp_path / "train.csv").write_text("text\na\n")
-    plain = data_fingerprint(part(tmp_path))
-    assert data_fingerprint(part(tmp_path, encoding="cp1252")) != plain
+    plain = contents.data_fingerprint(part(tmp_path))
+    assert contents.data_fingerprint(part(tmp_path, encoding="cp1252")) != plain
 
 
 def classes_of(names: list[str] | None) -> Any:
@@ -341,10 +334,10 @@ def test_files_of_a_split_have_one_list_of_classes(
     write(1, second)
     fields = {"metrics": ["accuracy"], "max_length": 8, "epochs": 1, "columns": ["text"], "validation": {"v": "dev"}}
     task = make_task(name="own", dataset=str(tmp_path), train="train", labels=None, **fields)
-    assert read_table(task, "train").class_names == ["a", "b"]
+    assert contents.read_table(task, "train").class_names == ["a", "b"]
     write(0, ["a", "b"])
     write(1, ["b", "a"])
-    message = refusal(lambda: read_table(task, "train"))
+    message = refusal(lambda: contents.read_table(task, "train"))
     assert "the classes of 'label' are ['a', 'b'] in train-00000-of-00002.parquet, but ['b', 'a'] in" in message
 
 
@@ -375,5 +368,5 @@ def test_a_card_names_classes_by_number_and_no_option_of_readers(option: str, wo
     if words:
         assert words in refusal(lambda: columns(tmp_path))
     else:
-        with open_split(part(tmp_path), "train") as table:
+        with contents.open_split(part(tmp_path), "train") as table:
             assert table.class_names == {"text": [*names.values()]}

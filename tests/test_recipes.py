@@ -67,8 +67,8 @@ def test_methods_bring_their_papers_recipe(overrides: str, expected: Expected, m
 
 
 def test_students_on_own_data_start_from_the_trained_teacher_where_there_is_one() -> None:
-    others = ("method=nkd", "teacher=labels", "task=custom_tokens", "task=rte method=alp")
-    for overrides in ("method=rkd", "method=alp task.type=regression", *others):
+    others = ("method=nkd", "teacher=labels", "task=custom_questions", "task=rte method=alp")
+    for overrides in ("method=rkd", "method=alp task.type=regression", "task=custom_tokens", *others):
         source = composed("task=custom", *overrides.split()).student.init.source
         assert source == ("pretrained" if overrides in others else "finetuned")
 

@@ -221,8 +221,7 @@ def test_states_of_first_pieces_are_compared(tokens: Callable[..., RunConfig]) -
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return result
+    return dict(json.loads((folder / "result.json").read_text()))
 
 
 @pytest.mark.slow

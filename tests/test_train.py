@@ -14,16 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.func import functional_call
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    PreTrainedModel,
-)
 
 from distill_runner.common.errors import UserError
 from distill_runner.common.process import deferred_interrupts
@@ -66,7 +60,7 @@ from helpers.training_runs import (
 def splits(
     tiny_bert_folder: Path, tiny_examples: dict[str, Examples], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, TokenSplit]:
-    tokenizer, folder = AutoTokenizer.from_pretrained(tiny_bert_folder), tmp_path_factory.mktemp("tokens")
+    tokenizer, folder = transformers.AutoTokenizer.from_pretrained(tiny_bert_folder), tmp_path_factory.mktemp("tokens")
     for split, examples in tiny_examples.items():
         (folder / split).mkdir()
         TokenSplit.write(folder / split, examples, tokenizer, max_length=48)
@@ -81,7 +75,7 @@ def data(splits: dict[str, TokenSplit]) -> TaskData:
 @pytest.fixture(scope="module")
 def live(splits: dict[str, TokenSplit]) -> LiveTargets:
     torch.manual_seed(11)
-    teacher = BertForSequenceClassification(bert(4, initializer_range=0.2))
+    teacher = transformers.BertForSequenceClassification(bert(4, initializer_range=0.2))
     return LiveTargets(teacher, splits["train"], FeatureRequest(logits=True, cls=frozenset({1, 2, 3, 4})), CPU)
 
 
@@ -107,7 +101,7 @@ def make(data: TaskData, live: LiveTargets, tmp_path_factory: pytest.TempPathFac
         **optim: Any,
     ) -> Training:
         seed_all(seed)
-        model: Any = BertForSequenceClassification(bert(2, **config or {})).to(dtype)  # type: ignore[arg-type]
+        model: Any = transformers.BertForSequenceClassification(bert(2, **config or {})).to(dtype)  # type: ignore[arg-type]
         if isinstance(method, str):
             method = parse_method(METHODS[method]).make()
         method.bind(EncoderShape.from_config(model.config), EncoderShape.from_config(live.model.config), Classes())
@@ -351,7 +345,9 @@ def test_the_gradient_is_clipped_over_model_and_method(make: Make, clip: float |
 
 def test_weights_rounded_together_are_those_that_autocast_rounds(splits: dict[str, TokenSplit]) -> None:
     device, batch = Device(torch.device("cpu"), "bf16"), splits["train"].batch(range(8), 16)
-    model: Any = BertForSequenceClassification(bert(2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    model: Any = transformers.BertForSequenceClassification(
+        bert(2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    )
     model.bert.encoder.layer[0].output.dense.weight.requires_grad_(False)
     needs, found = FeatureRequest(states=frozenset({2})), []
     for rounds in (True, False):
@@ -367,7 +363,7 @@ def test_weights_rounded_together_are_those_that_autocast_rounds(splits: dict[st
         found.append({"states": features.states[2], **gradients})
     assert same(*found)
     assert "cls.predictions.decoder" not in device.product_layers(
-        BertForMaskedLM(bert(1))
+        transformers.BertForMaskedLM(bert(1))
     )  # it has the embeddings' weights
     frozen: Any = LiveTargets(model, splits["train"], needs, device).model
     assert frozen.classifier.weight.dtype == torch.bfloat16 != frozen.bert.embeddings.word_embeddings.weight.dtype
@@ -537,7 +533,7 @@ class Scripted:
     def batch(self, index: np.ndarray, epoch: int) -> Batch:
         return self.data.batch(index, epoch)
 
-    def evaluate(self, model: PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
+    def evaluate(self, model: transformers.PreTrainedModel, group: ProcessGroup = SINGLE_PROCESS) -> Evaluation:
         self.seen.append(weights(model))
         score = next(self.scores)
         return {"accuracy": score, "other": 1 - score}, {"validation": np.array([score])}
@@ -574,7 +570,9 @@ def test_a_methods_parameters_are_trained_and_stay_with_it(make: Make, tmp_path:
     with training.full_model() as model:
         assert same(saved, weights(model))
     loaded: Any
-    loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", output_loading_info=True)
+    loaded, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert same(weights(loaded), saved)
 
