@@ -227,7 +227,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train.csv": PLAIN, "train/a.csv": PLAIN}, "could be train.csv, train/a.csv in {folder}"),
     ({"train.csv": PLAIN, "train.csv.gz": PLAIN}, "could be train.csv, train.csv.gz in {folder}"),
     ({"train-00000-of-00003.csv": PLAIN, "train-00002-of-00003.csv": PLAIN}, "has 2 of the 3 parts"),
-    ({"train.csv": PLAIN, "README.md": "---\nconfigs: [\n---\n"}, "the head of its README.md is no YAML"),
+    ({"train.csv": PLAIN, "README.md": "\ufeff---\nconfigs: [\n---\n"}, "the head of its README.md is no YAML"),
+    ({"train/a.png": b"", "train/metadata.csv": PLAIN}, "put images into train/<class>/"),
     # Formats that are not read
     ({"train.tsv": "#FORMAT=WebAnno TSV 3.3\n1-1\t0-1\ta\n"}, "Export it as CoNLL 2003"),
     *(
