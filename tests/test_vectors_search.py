@@ -219,8 +219,9 @@ def test_scores_are_required_where_pairs_are_judged(tmp_path: Path) -> None:
 
 def test_an_answer_with_the_id_of_its_question_is_refused(tmp_path: Path) -> None:
     """BEIR leaves such a document out: all scores of data numbered alike were 0."""
-    folder = beir(tmp_path)
+    folder = beir(tmp_path, "d1\td1\t0\nd1\td2\t1\n")
     (folder / "queries.jsonl").write_text('{"_id": "d1", "text": "a query"}\n')
+    assert len(retrieval(folder).examples("dev").texts) == 1, "judged as not relevant"
     (folder / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nd1\td1\t1\n")
     with pytest.raises(UserError, match="judges document 'd1' for the query of the same id"):
         retrieval(folder).examples("dev")
