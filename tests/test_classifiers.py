@@ -48,16 +48,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3},
     },
     "convbert": CAUSAL | {"embedding_size": 32, "pad_token_id": 0},  # an encoder whose convolution reads the padding
+    "fnet": CAUSAL | {"pad_token_id": 0},  # an encoder whose Fourier transform does
     "xlnet": {"d_model": 32, "n_head": 4, "n_layer": 2, "d_inner": 48, "pad_token_id": 0, "initializer_range": 0.3},
     "t5": {
-        "d_model": 32,
-        "d_kv": 8,
-        "d_ff": 48,
-        "num_layers": 2,
-        "num_heads": 5,
-        "pad_token_id": 0,
-        "eos_token_id": 3,
-        "decoder_start_token_id": 0,
+        **{"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 5},
+        **{"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 0},
     },
     "bart": {
         **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
@@ -79,7 +74,7 @@ def singly(folder: Path, texts: Sequence[Sequence[str]]) -> Tensor:
     """Logits of transformers' own forward, each text alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    segments = ["token_type_ids"] if model.config.model_type in ("bert", "xlnet", "convbert") else []
+    segments = ["token_type_ids"] if model.config.model_type in ("bert", "xlnet", "convbert", "fnet") else []
     kinds = ["input_ids", "attention_mask", *segments]
     with torch.inference_mode():
         rows = [tokenizer(*text, return_tensors="pt", truncation=True, max_length=48) for text in texts]
@@ -101,8 +96,9 @@ def test_logits_are_those_of_each_text_alone(
     tmp_path: Path, tiny_bert_folder: Path, tiny_examples: dict[str, Examples], family: str
 ) -> None:
     folder = classifier(tmp_path / "model", family, tiny_bert_folder)
-    assert read_shape(ModelConfig(source=str(folder), head="keep")).gives_logits_only == (family != "convbert")
-    kept = build(ModelConfig(source=str(folder), head="keep"), TASK.head)
+    config = ModelConfig(source=str(folder), head="keep")
+    assert read_shape(config).gives_logits_only == (family not in ("convbert", "fnet"))
+    kept = build(config, TASK.head)
     examples = tiny_examples["validation"]
     expected = singly(folder, list(zip(*examples.texts, strict=True)))[:, [1, 0]]
     assert expected.std(0).min() > 1e-2
