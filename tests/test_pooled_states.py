@@ -51,6 +51,7 @@ def test_equals_the_float64_reference(compare: str, width: int | None) -> None:
     method = rail(compare=compare, width=width)
     term = method.named_terms()["layers"]
     assert isinstance(term, PooledStateLoss)
+    assert term.student_maps["1"].out_features == (width or STUDENT.width)
     method.begin_epoch(at(0))
     student, teacher = states(0, 6, range(1, 4)), states(1, 8, range(1, 7))
     value = method(Features(states=student), Features(states=teacher), batch(), at(0))["layers"]

@@ -23,7 +23,7 @@ from distill_runner.methods.schedules import CheckpointSchedule, EpochsPerStep
         # Shared out: floor(E / steps) epochs each, as in the code of Annealing-KD, the rest to the last.
         ({}, "abc", 6, "aabbcc"),
         ({}, "abc", 8, "aabbcccc"),
-        ({"warmup": 2}, "abc", 8, "aaaabbcc"),
+        ({"warmup": 2}, "abc", 9, "aaaabbccc"),
         ({}, "abc", 2, "abc"),
         ({}, "a", 4, "aaaa"),
     ],

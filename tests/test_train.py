@@ -334,13 +334,13 @@ def test_tokens_that_never_occur_decay_by_the_rate_of_each_step(make: Make) -> N
     assert training.history.decay == pytest.approx(float(np.prod([1 - 0.1 * rate for rate in rates])), rel=1e-12)
 
 
-@pytest.mark.parametrize("clip", [0.01, None])
+@pytest.mark.parametrize("clip", [0.01, 1e3, None])
 def test_the_gradient_is_clipped_over_model_and_method(make: Make, clip: float | None) -> None:
     training = make("ckd", clip=clip, max_steps=1)
     fit(training)
     moments = [state["exp_avg"] / (1 - training.optim.betas[0]) for state in training.optimizer.state.values()]
     norm = float(torch.stack([gradient.norm() for gradient in moments]).norm())  # of what AdamW took for the gradient
-    assert norm == pytest.approx(0.01, rel=1e-3) if clip else norm > 0.1
+    assert norm == pytest.approx(0.01, rel=1e-3) if clip == 0.01 else 0.1 < norm < 100
 
 
 def test_weights_rounded_together_are_those_that_autocast_rounds(splits: dict[str, TokenSplit]) -> None:
