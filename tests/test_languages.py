@@ -158,10 +158,11 @@ def test_tokens_know_which_documents_are_repeated(compose: Callable[..., RunConf
     (tmp_path / "train.txt").write_text("one\n\ntwo\n\nthree\n")
     own = ("method=minilmv2", "corpus=custom", f"corpus.parts.text.dataset={tmp_path}", "corpus.max_length=48")
 
-    def spec(*options: str) -> Any:
-        return resolve_stage(compose(*own, "relations.heads=4", *options).stages, "distil", "fp32").split_spec("train")
+    def specs(*options: str) -> Any:
+        stage = resolve_stage(compose(*own, "relations.heads=4", *options).stages, "distil", "fp32")
+        return [stage.split_spec("train")["data"], stage.vocabulary_spec["corpus"]]
 
-    plain = spec()
-    assert "exponent" not in plain["data"]
-    assert spec("+corpus.exponent=0.7")["data"] == plain["data"] | {"exponent": 0.7}
-    assert spec("corpus.version=2")["data"] == plain["data"] | {"version": 2}
+    plain = specs()
+    assert not any("exponent" in own for own in plain)
+    assert specs("+corpus.exponent=0.7") == [own | {"exponent": 0.7} for own in plain]
+    assert specs("corpus.version=2") == [own | {"version": 2} for own in plain]
