@@ -90,11 +90,11 @@ def test_area_under_the_curve_by_hand() -> None:
 
 
 def test_f1_of_classes_by_hand() -> None:
-    """The fourth class is neither predicted nor present, and left out of the means, as in scikit-learn."""
-    outputs, labels = logits([0, 0, 1, 2, 2], 4), np.array([0, 1, 1, 2, 2])
+    """As in scikit-learn, the mean counts the fourth class, which is only predicted, and not the absent fifth."""
+    outputs, labels = logits([0, 0, 1, 2, 2, 3], 5), np.array([0, 1, 1, 2, 2, 2])
     found = compute_metrics(["f1_macro", "f1_weighted"], outputs, labels)
-    assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
-    assert found["f1_weighted"] == pytest.approx((2 / 3 + 2 * 2 / 3 + 2) / 5)
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 4 / 5 + 0) / 4)
+    assert found["f1_weighted"] == pytest.approx((2 / 3 + 2 * 2 / 3 + 3 * 4 / 5) / 6)
 
 
 def test_metrics_of_label_sets_by_hand() -> None:
