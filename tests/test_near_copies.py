@@ -4,7 +4,6 @@ import csv
 import random
 import string
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -63,9 +62,9 @@ def test_leaks_are_left_out_of_training(tmp_path: Path, column: str | None) -> N
     rows = {"train": train, "validation": [f"{train[3]} elephant", "no copy of it"], "test": [train[7].upper(), "none"]}
     for name, texts in rows.items():
         with (tmp_path / f"{name}.csv").open("w") as stream:
-            csv.writer(stream).writerows([("text", "label", "p_a", "p_b", "second")])
-            csv.writer(stream).writerows((text, "ab"[row % 2], 0.25, 0.75, text) for row, text in enumerate(texts))
-    scores = {"probabilities": ["p_a", "p_b"]} if column else {}
+            lines = [(text, "ab"[row % 2], 0.25, 0.75, text) for row, text in enumerate(texts)]
+            csv.writer(stream).writerows([("text", "label", "0", "1", "second"), *lines])
+    scores = {"probabilities": ["0", "1"]} if column else {}
     fields = {"name": "t", "dataset": str(tmp_path), "epochs": 1, "max_length": 8, "metrics": ["accuracy"], **scores}
     fields |= {"validation": {"validation": "validation"}, "columns": ["text"], "labels": ["a", "b"]}
     plain, dropping = (
@@ -81,14 +80,14 @@ def test_leaks_are_left_out_of_training(tmp_path: Path, column: str | None) -> N
     assert examples.labels.tolist() == [number % 2 for number in range(30) if number not in (3, 7)]
     assert len(dropping.examples("validation")) == 2
     if column:
-        part: Any = {"dataset": str(tmp_path), "columns": ["text"]}
-        both = ["text", "second"]
-        transfer, pairs = TransferSet(name="t", parts={"own": part}), dropping.model_copy(update={"columns": both})
+        parts = {"own": {"dataset": str(tmp_path), "columns": ["text"]}}
+        transfer = TransferSet.model_validate({"name": "t", "parts": parts})
         assert int(training_scores(dropping, None).is_used.sum()) == len(rest)
         assert int(training_scores(dropping, transfer).is_used.sum()) == len(rest)
+        pairs = dropping.model_copy(update={"columns": ["text", "second"]})
         assert int(training_scores(pairs, transfer).is_used.sum()) == len(train)  # a single text is no copy of a pair
     copies = dropping.model_copy(update={"train": "test", "test": {}, "validation": {"validation": "train"}})
     rest_of_file = "no copy but without a score,b,,\n" if column else ""
-    (tmp_path / "test.csv").write_text(f"text,label,p_a,p_b\n{train[0]},a,0.5,0.5\n{rest_of_file}")
+    (tmp_path / "test.csv").write_text(f"text,label,0,1\n{train[0]},a,0.5,0.5\n{rest_of_file}")
     with pytest.raises(UserError, match="all 1 training texts are near copies"):
         copies.examples("test")

@@ -521,7 +521,9 @@ def test_a_transfer_set_or_a_corpus_without_enough_is_refused(mixed: Path, token
     two = TransferPart(dataset=str(mixed / "a"), columns=["x", "y"])
     refused(transfer(mixed, parts={"a": two, "b": one}).examples, r"transfer\.parts\.b\.columns=\[x\]", "2 columns")
     (mixed / "b" / "train.csv").write_text("x,y\n,1\n,2\n")
-    refused(transfer(mixed, parts={"b": one}).examples, r"transfer\.parts=\[x\]", "no row has a text")
+    refused(transfer(mixed, parts={"b": one}).examples, r"transfer\.parts\.b\.columns=\[x\]", "no row has a text")
+    (mixed / "b" / "README.md").write_text("---\nconfigs: [\n---\n")
+    refused(transfer(mixed, parts={"b": one}).examples, r"transfer\.parts\.b\.dataset=", "is no YAML")
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,8 @@ class TransferSet(Mixture):
             UserError: a part cannot be read, the parts differ in their number of columns, or they have fewer rows
                 than ``size``.
         """
-        num_texts = len(next(iter(self.parts.values())).columns)
+        first = next(iter(self.parts.values()))
+        num_texts = len(first.columns)
         columns: list[list[Any]] = [[] for _ in range(num_texts + len(further))]
         for part in self.parts.values():
             if len(part.columns) != num_texts:
@@ -300,9 +301,8 @@ class TransferSet(Mixture):
             for column, values in zip(columns, zip(*rows[: part.limit], strict=True), strict=False):
                 column.extend(values)
         if not columns[0]:
-            columns_of_texts = format_typed(next(iter(self.parts.values())).columns)
             problem = "no row has a text in each of them"
-            raise UserError("transfer.parts", columns_of_texts, problem, "Name columns of texts.")
+            raise UserError(f"{first.key}.columns", format_typed(first.columns), problem, "Name columns of texts.")
         if self.size is None:
             return columns
         if self.size > len(columns[0]):

@@ -193,7 +193,7 @@ class ClassificationTask(TextTask):
             if isinstance(number, int) and not (in_data is None and (are_numbers or isinstance(number, bool))):
                 name = dict(enumerate(labels if in_data is None else in_data)).get(number, f"number {number}")
             if normalized_label(name) not in index:
-                own = [*in_data, name] if in_data else sorted({str(as_int(other)) for other in values})
+                own = [*dict.fromkeys([*in_data, name])] if in_data else sorted({str(as_int(x)) for x in values})
                 raise self._unknown_label(name, own, split)
             codes[value] = index[normalized_label(name)]
         return np.array([codes[value] for value in values], dtype=np.int64)

@@ -16,7 +16,7 @@ from distill_runner.datasets.readers.content import read_table
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.models.metadata import read_json
 from distill_runner.tasks.classification import ClassificationTask
-from distill_runner.tasks.scores import TRANSFER, read_scores, selected_rows, transfer_table
+from distill_runner.tasks.scores import TRANSFER, read_scores, selected_rows, text_names, transfer_table
 from distill_runner.tasks.split_account import SplitAccount, example_hashes
 from distill_runner.tasks.task import PICTURES, Task
 from distill_runner.tasks.task_splits import HELD_OUT
@@ -115,7 +115,7 @@ class ImagesTask(ClassificationTask):
         table = transfer_table(self, transfer)
         if self.prediction_columns:
             table = selected_rows(table, read_scores(self, table, TRANSFER).is_used)
-        return ImageExamples(table.columns["0"], None, TRANSFER)
+        return ImageExamples(table.columns[text_names(self, table)[0]], None, TRANSFER)
 
     def account(self, split: str, examples: Any, tables: Sequence[TableRecord]) -> SplitAccount:
         return Task.account(self, split, examples, tables)  # images have neither texts nor blanks

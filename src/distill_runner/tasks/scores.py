@@ -73,10 +73,10 @@ def score_table(task: Any, split: str) -> SplitTable:
 
 
 def transfer_table(task: Any, transfer: "TransferSet") -> SplitTable:
-    """Return the texts of a transfer set in the columns 0 and 1, and its columns of scores."""
+    """Return the texts of a transfer set, or images, in columns of other names, and its columns of scores."""
     names = task.prediction_columns
     columns = transfer.inputs(dict.fromkeys(names, task.prediction_key))
-    texts = [str(number) for number in range(len(columns) - len(names))]
+    texts = [f"{TRANSFER} {number}" for number in range(len(columns) - len(names))]  # scores may be named 0 and 1
     by_name = dict(zip([*texts, *names], columns, strict=True))
     return SplitTable(by_name, None, all(isinstance(value, str) for name in names for value in by_name[name]))
 

@@ -50,7 +50,7 @@ def load_from_hub(data: Dataset, split: str, cache: Path) -> Any:
     """
     commit, revision = dataset_commit(data), data.revision or "main"
     with _hub_errors(data):
-        card = _card(hub.download(commit, FILES_WITHOUT_ROWS, revision))
+        card = _card(data, hub.download(commit, FILES_WITHOUT_ROWS, revision))
         config, patterns = _split_patterns(data, split, card)
         snapshot = hub.download(commit, patterns, revision)
     existing = sorted(file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*") if file.is_file())
@@ -116,7 +116,7 @@ def is_downloaded(data: Dataset, split: str) -> bool:
     commit = dataset_commit(source)
     if hub.missing_files(commit, FILES_WITHOUT_ROWS):
         return False
-    _, patterns = _split_patterns(source, parse_split(name)[0], _card(commit.folder))
+    _, patterns = _split_patterns(source, parse_split(name)[0], _card(source, commit.folder))
     return commit.folder.is_dir() and not hub.missing_files(commit, patterns)
 
 
@@ -130,7 +130,7 @@ def check_card(data: Dataset, split: str, folder: Path, files: Sequence[Path]) -
         UserError: the card gives other files to the split, or says how to read them.
     """
     root = folder.parent if data.config else folder
-    card = _card(root)
+    card = _card(data, root)
     try:
         config, patterns = _split_patterns(data, split, card)
         patterns = [f"{pattern}/*" if pattern.endswith("**") else pattern for pattern in patterns]
@@ -154,7 +154,7 @@ def check_card(data: Dataset, split: str, folder: Path, files: Sequence[Path]) -
     return {name: [own[number] for number in sorted(own, key=int)] for name, own in by_number.items()}
 
 
-def _card(folder: Path) -> Mapping[str, Any]:
+def _card(data: Dataset, folder: Path) -> Mapping[str, Any]:
     """Return the metadata at the head of the dataset's card; empty if there is none.
 
     Raises:
@@ -166,7 +166,7 @@ def _card(folder: Path) -> Mapping[str, Any]:
         metadata = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else {}
     except yaml.YAMLError as error:
         remedy = "Correct the lines between its two lines of ---, or remove them."
-        raise UserError("task.dataset", str(folder), f"the head of its {CARD} is no YAML", remedy) from error
+        raise UserError(f"{data.key}.dataset", data.dataset, f"the head of its {CARD} is no YAML", remedy) from error
     return metadata if isinstance(metadata, Mapping) else {}
 
 
