@@ -205,11 +205,11 @@ def test_numbers_are_no_classes_of_another_split(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"split 'validation' has numbers such as 0, and split 'train' names\n"):
         task(folder)
     assert task(folder, labels=names).examples("validation").labels.tolist() == [n % 3 for n in range(40)]
-    for value, message in ((0, "has numbers such as 0"), (False, r"(?s)has the answer 'False'.*no_answer=\[.False")):
-        rows = [{"text": text, "label": "no" if number % 2 else "yes", "a": value} for number, text in enumerate(TEXTS)]
+    for value, message in ((0, "has numbers such as 0"), (False, r"(?s)has the answer 'False'.*=\['?odd'?,.False")):
+        rows = [{"text": text, "label": "ab"[row % 2], "a": value if row else "odd"} for row, text in enumerate(TEXTS)]
         (tmp_path / f"{value}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         with pytest.raises(UserError, match=message):  # an answer is no index either
-            task(tmp_path / f"{value}.jsonl", split_off=0.25, answers=["a"]).training_scores(None)
+            task(tmp_path / f"{value}.jsonl", split_off=0.25, answers=["a"], no_answer=["odd"]).training_scores(None)
 
 
 def test_validation_splits_may_share_rows_and_tests_may_not(tmp_path: Path) -> None:

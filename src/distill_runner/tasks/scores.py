@@ -223,14 +223,14 @@ def answer_shares(task: Any, table: SplitTable, split: str) -> tuple[np.ndarray,
         try:
             labels = own.encode([value for value, one in zip(values, has_answer, strict=True) if one], own_table, split)
         except UserError as error:
-            problem = error.problem.replace("has the label", "has the answer")
-            names = {*map(normalized_label, task.names)} if task.has_classes else set()
-            others = [one for one in dict.fromkeys(map(str, values)) if normalized_label(one) not in names]
-            others = [one for one in others if one.isprintable()] or ["<text of one line>"]
-            remedy = f"The classes are {short_list(task.names)}. " if names else ""
-            remedy += "What is no answer is listed, such as " + override("task.no_answer", others[:1])
+            names = {"", *(map(normalized_label, task.names) if task.has_classes else ())}
+            others = [one for one in map(str, values) if one.isprintable() and normalized_label(one) not in names]
+            remedy = f"The classes are {short_list(task.names)}. " if task.has_classes else ""
+            no_answer = override("task.no_answer", [*(task.no_answer or ()), *(others[:1] or ["<text of one line>"])])
+            remedy += f"What is no answer is listed, such as {no_answer}"
             if any(isinstance(printed_value(x) if isinstance(x, str) else x, list) for x in values):
                 remedy = "Give each of several answers a column: " + override("task.answers", ["<one>", "<other>"])
+            problem = error.problem.replace("has the label", "has the answer")
             raise UserError("task.answers", name, problem, remedy) from error
         total[has_answer] += task.decoding.indicators(labels, task.head.num_labels)
         counts += has_answer
