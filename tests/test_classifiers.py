@@ -20,6 +20,7 @@ from distill_runner.models.build import build
 from distill_runner.models.config import ModelConfig
 from distill_runner.models.extract import extract
 from distill_runner.models.features import FeatureRequest
+from distill_runner.models.padded import reads_padding
 from distill_runner.models.sources import read_shape
 from distill_runner.pipeline.account import account_of_run, label_line
 from distill_runner.pipeline.build import Pipeline, teacher_targets, teacher_temperature
@@ -96,15 +97,13 @@ def test_logits_are_those_of_each_text_alone(
     tmp_path: Path, tiny_bert_folder: Path, tiny_examples: dict[str, Examples], family: str
 ) -> None:
     folder = classifier(tmp_path / "model", family, tiny_bert_folder)
-    config = ModelConfig(source=str(folder), head="keep")
-    assert read_shape(config).gives_logits_only == (family not in ("convbert", "fnet"))
-    kept = build(config, TASK.head)
+    kept = build(source := ModelConfig(source=str(folder), head="keep"), TASK.head)
+    assert (reads_padding(kept), read_shape(source).gives_logits_only) == (True, family not in ("convbert", "fnet"))
     examples = tiny_examples["validation"]
     expected = singly(folder, list(zip(*examples.texts, strict=True)))[:, [1, 0]]
     assert expected.std(0).min() > 1e-2
-    torch.testing.assert_close(
-        program_logits(kept, folder, examples, tmp_path / "split"), expected, rtol=1e-5, atol=1e-5
-    )
+    logits = program_logits(kept, folder, examples, tmp_path / "split")
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     assert kept.config.get_text_config().pad_token_id == FAMILIES[family]["pad_token_id"]
 
 

@@ -22,6 +22,7 @@ from distill_runner.deploy.frontier import TEACHER, Candidate
 from distill_runner.deploy.measure import BATCH, EXACT, INT8, PaddedSplit
 from distill_runner.deploy.serving import write_service
 from distill_runner.models.build import load_model
+from distill_runner.models.padded import reads_padding
 from distill_runner.pipeline.build import Pipeline
 from distill_runner.pipeline.stages import Stage
 from distill_runner.pipeline.status import write_json
@@ -194,8 +195,8 @@ class Exporter:
 
     def _write(self, form: str, folder: Path) -> None:
         log.info("%s: exporting to %s", self.stage.name, form)
+        network = load_model(self.pipeline.build(self.stage) / "model", self.stage.head)
         if form == EXACT:
-            network = load_model(self.pipeline.build(self.stage) / "model", self.stage.head)
             path = onnx.export(network, self.examples.samples(), folder / onnx.FOLDER / onnx.PLAIN)
             inputs = self.examples.inputs(range(min(_CHECKED, len(self.examples))))
             outputs, reference = onnx.OnnxEngine(path, 1)(inputs), onnx.TorchEngine(network)(inputs)
@@ -203,7 +204,7 @@ class Exporter:
         else:
             path = onnx.quantize(self.export(EXACT)[0], folder / onnx.FOLDER)
         engine = onnx.OnnxEngine(path, self.pipeline.runtime.threads or 1)
-        outputs = self.examples.outputs(engine, 1 if form == INT8 else BATCH)
+        outputs = self.examples.outputs(engine, 1 if form == INT8 or reads_padding(network) else BATCH)
         scored = self.pipeline.inputs.split(self.stage, self.split)
         self.task.save_predictions(folder / PREDICTION_FILE, outputs, scored)
 

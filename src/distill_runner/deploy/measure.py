@@ -24,7 +24,7 @@ from distill_runner.deploy.folder import tokenizer_of
 from distill_runner.deploy.onnx import FOLDER, PLAIN, Inputs, OnnxEngine, TorchEngine, export, quantize
 from distill_runner.models.build import count_parameters, load_model
 from distill_runner.models.config import Head
-from distill_runner.models.features import is_other_classifier
+from distill_runner.models.padded import reads_padding
 from distill_runner.report.compare import Predictions, pair_predictions
 from distill_runner.report.resampling import ExampleTest, SummedScores
 from distill_runner.report.statistics import ALPHA, CONFIDENCE, POWER
@@ -70,7 +70,8 @@ class PaddedSplit:
         """Return the outputs of ``engine`` for all examples, (``split.num_outputs``, C), in the order of the split.
 
         Args:
-            batch_size: 1 for int8, which rounds an example by the values of the others in its batch.
+            batch_size: 1 for int8, which rounds an example by the values of the others in its batch, and for models
+                that read padding.
         """
         outputs = np.zeros((self.split.num_outputs, 0), dtype=np.float32)
         for start in range(0, len(self), batch_size):
@@ -291,11 +292,10 @@ def evaluate(
             if int8:
                 forms[INT8] = OnnxEngine(quantize(path), threads)
             reference, num_params = np.zeros(0), count_parameters(network)
-            reads_padding = head.vectors is None and is_other_classifier(network.config)  # XLNet's last place
             for form, engine in forms.items():
                 log.info("%s: scoring %s on %s", name, form, quantity(len(split), "example", ","))
                 engines[f"{name} {form}"], splits[f"{name} {form}"] = engine, split
-                outputs = split.outputs(engine, 1 if form == INT8 or reads_padding else BATCH)
+                outputs = split.outputs(engine, 1 if form == INT8 or reads_padding(network) else BATCH)
                 to_torch = dict[str, Any]()
                 if form == TORCH:
                     reference = outputs

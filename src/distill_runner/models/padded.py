@@ -17,15 +17,18 @@ from distill_runner.models.families import HOOKED, PROJECTIONS
 from distill_runner.models.features import FeatureRequest, Features, is_other_classifier, reads_segments
 from distill_runner.models.vectors import SentenceEncoder
 
-MIXING_PADDING = ("convbert", "fnet")
-"""Families whose convolution or Fourier transform lets the tokens of a text see its padding."""
 RECORDING = "distill_runner_recording"
+
+
+def reads_padding(model: PreTrainedModel | SentenceEncoder) -> bool:
+    """Return whether logits depend on padding: of decoders by rules of their own, or through a convolution or FFT."""
+    mixes_tokens = model.config.model_type in ("convbert", "fnet")
+    return not isinstance(model, SentenceEncoder) and (mixes_tokens or is_other_classifier(model.config))
 
 
 def extract_padded(model: PreTrainedModel | SentenceEncoder, batch: Batch, needs: FeatureRequest) -> Features:
     """Run ``model`` on the padded ``batch``; every layer is computed."""
-    mixes_padding = model.config.model_type in MIXING_PADDING and needs == FeatureRequest(logits=True)
-    if not isinstance(model, SentenceEncoder) and (mixes_padding or is_other_classifier(model.config)):
+    if needs == FeatureRequest(logits=True) and reads_padding(model):
         return Features(_classifier_logits(model, batch))
     input_ids, segments, mask = batch.to_padded()
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
@@ -100,8 +103,8 @@ def _hooked_projections(backbone: Any, tape: list[tuple[Tensor, ...]]) -> Iterat
         tape.append(projections)
 
 
-def _classifier_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Return the logits of a decoder or an encoder-decoder, for each text as for that text alone.
+def _classifier_logits(model: Any, batch: Batch) -> Tensor:
+    """Return the logits of a model that reads padding, for each text as for that text alone.
 
     Texts of equal length run together, without padding, for which each of these families has rules of its own.
     """

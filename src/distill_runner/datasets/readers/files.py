@@ -171,7 +171,7 @@ def _checked(files: list[Path], data: Dataset, split: str) -> list[Path]:
 
 
 def _ambiguous(data: Dataset, split: str, problem: str) -> UserError:
-    return UserError(data.split_key(split), split, problem, "Keep one of them, of one format, or rename the others.")
+    return UserError(data.split_key(split), split, problem, "Keep one of them, of one format, or move the others.")
 
 
 def _entries(folder: Path) -> list[Path]:
