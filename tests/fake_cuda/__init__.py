@@ -31,7 +31,7 @@ def compiled() -> Path:
     assert spec.origin is not None
     torch_folder = Path(spec.origin).parent
     version = (torch_folder / "version.py").read_text()
-    name = hashlib.sha256(f"{version}{GUARD.read_text()}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{torch_folder}{version}{GUARD.read_text()}".encode()).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"distill-run-fake-cuda-{os.getuid()}-{name}.so"
     if not library.exists():
         unfinished = library.with_suffix(f".{os.getpid()}")
