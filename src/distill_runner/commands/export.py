@@ -59,8 +59,9 @@ def export(options: Namespace) -> int:
         teacher = _teacher(model.run) if model.run else None
         models = {"teacher": (teacher, Path(scratch))} if teacher else {}
         models[own] = (model.model, target)
-        conditions = options.threads, options.examples, options.int8, options.within
-        rows, machine = measure.evaluate(models, task, model.head, *conditions)
+        rows, machine = measure.evaluate(
+            models, task, model.head, options.threads, options.examples, options.int8, options.within
+        )
     for file in (target / FOLDER).iterdir():
         if file.stat().st_mtime < started:  # of an earlier export, which had other forms or an earlier student
             file.unlink()

@@ -301,10 +301,11 @@ def class_of_column(column: str, names: Sequence[str]) -> int | None:
     ends = [
         number for number, name in enumerate(names) if re.search(rf"(^|[\W_]){re.escape(normalized_label(name))}$", own)
     ]
-    parts = re.split(r"[\W_]+", normalized_label(re.sub(r"(?<=[^\W_A-Z])(?=[A-Z])", "_", column)))
-    for lasts in ([len(parts)], range(len(parts))):
-        runs = {"".join(parts[first:last]) for last in lasts for first in range(last)} - {""}
-        ends = ends or [n for n, name in enumerate(names) if re.sub(r"[\W_]+", "", normalized_label(name)) in runs]
+    words = re.split(r"[\W_]+", normalized_label(re.sub(r"(?<=[^\W_A-Z])(?=[A-Z])", "_", column)))
+    plain_names = [re.sub(r"[\W_]+", "", normalized_label(name)) for name in names]
+    for lasts in ([len(words)], range(len(words))):  # runs of words up to the end, then the others
+        runs = {"".join(words[first:last]) for last in lasts for first in range(last)} - {""}
+        ends = ends or [number for number, name in enumerate(plain_names) if name in runs]
     sizes = [len(names[number]) for number in ends]
     return max(ends, key=lambda number: len(names[number])) if sizes.count(max(sizes, default=0)) == 1 else None
 

@@ -169,8 +169,8 @@ class Graphs:
         values = self._directly(update, inputs, reads)
         if "step" in reads.names:
             self._give_up("a term reads the number of the step")
-        elif reads.names <= self.reads:
-            self.recorded[key] = None
+        else:
+            self.recorded[key] = None  # never met again if it lacks a name that this update was the first to read
         self.reads |= reads.names
         return values
 
