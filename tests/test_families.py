@@ -54,10 +54,7 @@ def teachers(tiny_bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     root = tmp_path_factory.mktemp("families")
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert_folder)
     for family in FAMILIES:
-        config = config_of(family, vocab_size=len(tokenizer), initializer_range=0.1)
-        config.num_hidden_layers = 4
-        if family == "modernbert":
-            config.layer_types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+        config = config_of(family, 4, vocab_size=len(tokenizer), initializer_range=0.1)
         torch.manual_seed(0)
         model: Any = AutoModel.from_config(config)
         model.save_pretrained(root / family)

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from sklearn.metrics import accuracy_score, f1_score
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from distill_runner.common.errors import UserError
 from distill_runner.pipeline.build import FinalScores
@@ -19,6 +17,7 @@ from distill_runner.report.result import scores_on_tests, scores_on_validation
 from distill_runner.tasks import make_task
 from distill_runner.tasks.task_splits import TaskSplits
 from helpers.built_runs import Run, student
+from helpers.classifiers import outputs_of
 from helpers.made_questions import as_json, made_rows
 from helpers.small_runs import Compose
 from helpers.words import WORDS
@@ -90,17 +89,6 @@ def test_a_test_split_changes_no_key(data: Path, compose: Compose) -> None:
     assert len(keys) == 1
 
 
-def outputs_of(model_folder: Path) -> np.ndarray:
-    """The model's outputs by another route: the library's own model, one padded batch of the texts."""
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    model = AutoModelForSequenceClassification.from_pretrained(model_folder).eval()
-    columns = [[row[n] for row in PAIRS] for n in (0, 1)]
-    batch = tokenizer(*columns, padding=True, truncation=True, max_length=48, return_tensors="pt")
-    with torch.inference_mode():
-        outputs: np.ndarray = model(**batch).logits.numpy()
-    return outputs
-
-
 def test_scores_of_student_and_teacher(data: Path, compose: Compose) -> None:
     """The numbers are those of the saved models, computed by transformers and sklearn."""
     run = Run(compose("method=rkd", f"task.dataset={data}", "task.metrics=[accuracy,f1]", "student.num_layers=2"))
@@ -109,7 +97,7 @@ def test_scores_of_student_and_teacher(data: Path, compose: Compose) -> None:
     assert run.stage.teacher is not None
     for stage, artifact in ((run.stage, folder), (run.stage.teacher, run.pipeline.build(run.stage.teacher))):
         final = FinalScores(stage, run.pipeline)
-        expected = outputs_of(artifact / "model")
+        expected = outputs_of(artifact / "model", PAIRS)
         np.testing.assert_allclose(final.outputs("test"), expected, atol=1e-5)
         predicted = expected.argmax(1)
         reference = {"accuracy": accuracy_score(truth, predicted), "f1": f1_score(truth, predicted)}

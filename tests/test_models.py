@@ -74,10 +74,7 @@ def test_a_student_copies_these_layers_and_nothing_else(tiny_bert_folder: Path, 
 @pytest.mark.parametrize(("init", "chosen"), [("first", [1, 2]), ("group_top", [2, 4]), ("alternate", [1, 3])])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_cut_to_fewer_layers(tmp_path: Path, family: str, init: Init, chosen: list[int]) -> None:
-    config = config_of(family)
-    config.num_hidden_layers = 4
-    if family == "modernbert":
-        config.layer_types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    config = config_of(family, 4)
     torch.manual_seed(0)
     source: Any = AutoModel.from_config(config)
     for weight in source.parameters():

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from helpers.classifiers import outputs_of
 from helpers.command import Ended, distill_run
 from helpers.words import WORDS
 
@@ -55,23 +54,13 @@ def first(
     return (*run(folder, tiny_task_folder, tiny_bert_folder), folder)
 
 
-def expected_score(model_folder: Path) -> float:
-    """Accuracy by another route: the model of transformers, on one padded batch."""
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    model = AutoModelForSequenceClassification.from_pretrained(model_folder).eval()
-    texts = [[row[number] for row in ROWS] for number in (0, 1)]
-    batch = tokenizer(*texts, padding=True, truncation=True, max_length=48, return_tensors="pt")
-    with torch.inference_mode():
-        classes = model(**batch).logits.argmax(-1).tolist()
-    return sum(NAMES[number] == row[2] for number, row in zip(classes, ROWS, strict=True)) / len(ROWS)
-
-
 @pytest.mark.slow
 def test_a_run_reports_the_score(first: tuple[Ended, dict[str, Any], Path]) -> None:
     """Announced in the first lines; then in the summary, in ``result.json`` and on the card, as transformers has it."""
     ended, result, folder = first
     assert "task.test.test: data has a split test, which is scored once, at the end" in ended.err + ended.out
-    expected = expected_score(folder / result["model"])
+    classes = outputs_of(folder / result["model"], ROWS).argmax(-1)
+    expected = sum(NAMES[number] == row[2] for number, row in zip(classes, ROWS, strict=True)) / len(ROWS)
     assert result["test"]["splits"]["test"]["metrics"] == {"accuracy": pytest.approx(expected)}
     assert f"{100 * expected:.2f}" in next(line for line in ended.out.splitlines() if "test" in line)
     card = (folder / result["model"] / "README.md").read_text()

@@ -1,9 +1,10 @@
 """Tiny classifiers of any family of transformers, with random weights; and tasks for their heads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
@@ -39,3 +40,12 @@ def save_classifier(folder: Path, family: str, tokenizer: Path, settings: Mappin
     model.save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
+
+
+def outputs_of(folder: Path, pairs: Sequence[Sequence[str]]) -> np.ndarray:
+    """The outputs of a model by another route: the library's own model, on one padded batch of pairs of texts."""
+    tokenizer, texts = AutoTokenizer.from_pretrained(folder), [[pair[number] for pair in pairs] for number in (0, 1)]
+    batch = tokenizer(*texts, padding=True, truncation=True, max_length=48, return_tensors="pt")
+    with torch.inference_mode():
+        outputs: np.ndarray = AutoModelForSequenceClassification.from_pretrained(folder).eval()(**batch).logits.numpy()
+    return outputs
