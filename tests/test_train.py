@@ -82,6 +82,11 @@ def live(splits: dict[str, TokenSplit]) -> LiveTargets:
 Make = Callable[..., Training]
 
 
+@pytest.fixture(autouse=True)
+def _each_epoch_ends_with_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill_runner.training.train.SAVING_SHARE", math.inf)
+
+
 @pytest.fixture(scope="module")
 def make(data: TaskData, live: LiveTargets, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """A training of a student of 2 layers: 4 updates of 16 examples an epoch, 3 epochs, dropout on."""
@@ -213,6 +218,17 @@ def test_interrupted_and_resumed_is_uninterrupted(
     fit(resumed)
     assert len(resumed.history.epochs) == 3
     assert_same_result(whole(method), resumed)
+
+
+@pytest.mark.parametrize(("seconds", "is_written"), [(1e-9, True), (3600, False)])
+def test_short_epochs_write_no_checkpoints_that_take_longer(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, is_written: bool
+) -> None:
+    monkeypatch.setattr("distill_runner.training.train.SAVING_SHARE", 0.05)
+    training = make(folder=tmp_path)
+    training.save_seconds = seconds
+    fit(training)
+    assert (tmp_path / "checkpoint.pt").exists() == is_written
 
 
 def test_any_number_of_interruptions_is_none(make: Make, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 CHECKPOINT, EPOCH, PREDICTIONS = "checkpoint.pt", "epoch-{}", "predictions-{}.npy"
 EPOCH_PREDICTIONS = "predictions-of-epoch-{}"
 FEW_STEPS = 100  # after fewer steps, a fine-tuned encoder usually still predicts only the majority class
+SAVING_SHARE = 0.05
+"""Largest share of the time for checkpoints at the ends of epochs; short epochs of a large model write fewer."""
 
 
 def fit(training: Training) -> History:
@@ -68,6 +70,7 @@ def fit(training: Training) -> History:
             history.step < training.num_steps and (patience is None or history.epoch - history.best < patience)
         ):
             if training.pause_after and history.epoch >= training.pause_after and not history.position:
+                training.save()
                 raise TrainingPaused(history.epochs)
             for update in training.rest_of_epoch():
                 (stop, save), totals = group.agree([bool(interrupts), training.checkpoint_due()], update.counts.sum(0))
@@ -80,7 +83,10 @@ def fit(training: Training) -> History:
                 training.save()
                 raise KeyboardInterrupt
             training.end_epoch()
-            if any(group.agree([bool(interrupts)])[0]):
+            (stop,), _ = group.agree([bool(interrupts)])
+            if stop or training.checkpoint_due():
+                training.save()
+            if stop:
                 raise KeyboardInterrupt
     return history
 
@@ -140,7 +146,7 @@ class Training:
         self.stateful: dict[str, Any] = {"model": self.model, "method": self.method}
         self.stateful |= {"optimizer": self.optimizer, "scaler": self.scaler}
         self.history = load_checkpoint(folder / CHECKPOINT, self.stateful, group)
-        self.last_save, self.saved_step = time.monotonic(), self.history.step
+        self.last_save, self.saved_step, self.save_seconds = time.monotonic(), self.history.step, 0.1
         self.per_epoch = optim.steps_per_epoch(len(data))
         self.num_steps = optim.num_steps(len(data))
         self.meter = Meter(self.history, self.num_steps, self.per_epoch, runtime.log_every, log_metrics)
@@ -179,9 +185,8 @@ class Training:
         self.method.train()
         self.method.begin_epoch(self.progress)
         self.meter.restart()
-        history = self.history
-        remaining = min(self.per_epoch - history.position, self.num_steps - history.step)
-        position = (self.seed, history.epoch, history.position)
+        remaining = min(self.per_epoch - self.history.position, self.num_steps - self.history.step)
+        position = (self.seed, self.history.epoch, self.history.position)
         yield from islice(epoch_updates(self.data, self.optim, *position, self.group), remaining)
 
     def take_update(self, update: Update, totals_2: Tensor | None = None) -> None:
@@ -246,7 +251,7 @@ class Training:
         return means | diagnostics
 
     def end_epoch(self) -> None:
-        """Evaluate; save the model if it is the best so far, or the last one is kept; write the checkpoint."""
+        """Evaluate; save the model if it is the best so far, or the last one is kept."""
         self.meter.flush()
         history = self.history
         metrics, predictions = self.data.evaluate(self.model, self.group)
@@ -259,12 +264,12 @@ class Training:
         if not (self.select_best and metrics) or score > history.best_score:
             history.best, history.best_score = history.epoch, score
             if self.group.is_main:
-                self._save_model(self.folder / "model")
+                if self.epochs_folder is None:  # else it is one of the models there
+                    self._save_model(self.folder / "model")
                 self._save_predictions(self.folder, predictions)
         if metrics:
             values = {f"validation/{name}": value for name, value in metrics.items()}
             self.log_metrics(values, history.step, history.step / self.per_epoch)
-        self.save()
 
     def full_model(self) -> AbstractContextManager[PreTrainedModel]:
         """Return a context in which the model is complete; outside, it lacks tokens that never occur in ``data``."""
@@ -283,16 +288,19 @@ class Training:
     def checkpoint_due(self) -> bool:
         """Whether a checkpoint is to be written before the next update."""
         by_steps = self.runtime.checkpoint_steps and self.history.step % self.runtime.checkpoint_steps == 0
-        by_time = time.monotonic() - self.last_save > 60 * self.runtime.checkpoint_minutes
-        return self.history.step != self.saved_step and bool(by_steps or by_time)
+        limits = [60 * self.runtime.checkpoint_minutes, self.save_seconds / SAVING_SHARE]
+        is_late = time.monotonic() - self.last_save > (limits[0] if self.history.position else min(limits))
+        return self.history.step != self.saved_step and bool(by_steps or is_late)
 
     def save(self) -> None:
         """Check that the losses are finite, so that no diverged state is ever saved, then write the checkpoint."""
         self.meter.flush()
+        started = time.monotonic()
         if self.group.is_main:
             save_checkpoint(self.folder / CHECKPOINT, self.history, self.stateful)
         self.meter.restart()
         self.last_save, self.saved_step = time.monotonic(), self.history.step
+        self.save_seconds = self.last_save - started
 
 
 def _add(totals: dict[str, Tensor], values: Mapping[str, Tensor], weight: float | Tensor = 1.0) -> None:
