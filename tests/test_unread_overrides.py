@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill_runner import api
 from distill_runner.common.errors import UserError
-from distill_runner.compose.folders import use_folder
+from distill_runner.compose.folders import CONFIG_DIR
 from distill_runner.compose.run_config import typed_run
 from distill_runner.compose.unread import unread_settings
 
@@ -92,9 +92,9 @@ def own_folder(tmp_path: Path) -> Any:
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    use_folder(str(tmp_path))
+    CONFIG_DIR[:] = ["--config-dir", str(tmp_path)]
     yield tmp_path
-    use_folder(None)
+    CONFIG_DIR.clear()
 
 
 def test_keys_of_the_users_own_files_are_named_too(own_folder: Path) -> None:

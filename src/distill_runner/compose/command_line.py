@@ -60,7 +60,9 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
             remedy = "Put your files into conf/ here, or name their folder: --config-dir=<folder>"
             raise UserError(f"--{option.replace('_', '-')}", value, problem, remedy)
     overrides, folder, multirun = [*parsed.overrides, *rest], parsed.config_dir, parsed.multirun
-    folders.use_folder(folder)  # Hydra would search it after the package's own folder
+    if folder is not None and not Path(folder).is_dir():
+        raise UserError("--config-dir", folder, "there is no such folder")
+    folders.CONFIG_DIR[:] = [] if folder is None else ["--config-dir", folder]  # Hydra would search it last
     config_dir = ("--config-dir", "-cd", folder, f"--config-dir={folder}", f"-cd={folder}")
     options = [argument for argument in arguments if argument not in (*overrides, *config_dir)]
     if not options and any(override.startswith("sweep=") for override in overrides):

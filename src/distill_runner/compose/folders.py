@@ -9,8 +9,6 @@ import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from distill_runner.common.errors import UserError
-
 CONFIG_DIR = list[str]()
 """The option ``--config-dir`` of this process with its folder, as it was typed; empty if it was not typed."""
 
@@ -19,17 +17,6 @@ def config_folder() -> Path:
     """Return the configuration folder of the installed package, else of the checkout."""
     packaged = Path(__file__).parents[1] / "conf"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
-
-
-def use_folder(folder: str | None) -> None:
-    """Use the user's configuration in ``folder`` instead of the working folder; None goes back to the working folder.
-
-    Raises:
-        UserError: ``folder`` does not exist.
-    """
-    if folder is not None and not Path(folder).is_dir():
-        raise UserError("--config-dir", folder, "there is no such folder")
-    CONFIG_DIR[:] = ["--config-dir", folder] if folder is not None else []
 
 
 def own_folder() -> Path | None:

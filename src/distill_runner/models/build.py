@@ -89,10 +89,10 @@ def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: Mod
     config = read_config(model, source)
     auto: Any = getattr(transformers, auto_name(head, config))
     if model.head == "keep" and source is not None:
-        network = _load(source, auto, model, task=head.task)
+        network = _load(source, auto, model, vocab_size, task=head.task)
         if head.task:
             _order_outputs(network, source, model, head)
-        return _resized(network, vocab_size)
+        return network
     if vocab_size is not None:
         config.vocab_size = vocab_size
     if model.layers == "static" and source is not None:
@@ -104,7 +104,7 @@ def _network(model: ModelConfig, head: Head, vocab_size: int | None, source: Mod
         return network
     network = auto.from_config(config, dtype=torch.float32)
     if source is not None and model.layers != "random":
-        _copy_layers(_resized(_load(source, AutoModel, model), vocab_size), network, model.layers)
+        _copy_layers(_load(source, AutoModel, model, vocab_size), network, model.layers)
     return network
 
 
@@ -119,19 +119,20 @@ def _static(model: ModelConfig, config: Any, source: ModelSource) -> PreTrainedM
     return table
 
 
-def _load(source: ModelSource, auto: Any, model: ModelConfig, task: str = "", **options: Any) -> PreTrainedModel:
-    """Load a model in float32; only its head and its pooler may be new, and with a ``task`` that it keeps, neither."""
+def _load(
+    source: ModelSource, auto: Any, model: ModelConfig, vocab_size: int | None = None, task: str = "", **options: Any
+) -> PreTrainedModel:
+    """Load a model in float32; only its head and its pooler may be new, and with a ``task`` that it keeps, neither.
+
+    Args:
+        vocab_size: number of embeddings, of which those beyond its own are new; None keeps its own.
+    """
     network: PreTrainedModel
     network, info = source.load(auto.from_pretrained, dtype=torch.float32, output_loading_info=True, **options)
     require_all(network, info, source, model)
     if task and info["missing_keys"] and not model.allow_missing:
         problem = f"{source.name} has no head for the task {task}"
         raise UserError("teacher.fine_tuned", True, problem, "Fine-tune it: " + override("teacher.fine_tuned", False))
-    return network
-
-
-def _resized(network: PreTrainedModel, vocab_size: int | None) -> PreTrainedModel:
-    """Return the network with ``vocab_size`` embeddings, of which those beyond its own are new; None keeps its own."""
     if vocab_size is not None and vocab_size > network.config.vocab_size:
         network.resize_token_embeddings(vocab_size, mean_resizing=False)
     return network

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from distill_runner.datasets.batches import Batch, DropoutMasks
 from distill_runner.datasets.image_splits import ImageBatch
 from distill_runner.models.attention import PackedAttention
-from distill_runner.models.families import PACKED, PROJECTIONS, Drop, Family, Layer, Projection
+from distill_runner.models.families import PACKED, PROJECTIONS, Family, Layer, Projection
 from distill_runner.models.features import FeatureRequest, Features
 from distill_runner.models.vectors import SentenceEncoder
 
@@ -50,7 +50,7 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
     call = _PackedCall(model, family, family.layers(model.base_model), batch, own_batch, masks, needs)
     features = Features()
     with torch.set_grad_enabled(torch.is_grad_enabled() and not needs.first_trained):
-        h_TH = family.embed(model, batch, _drop_at(masks, 0))
+        h_TH = family.embed(model, batch, partial(_drop, masks, 0, None))
     h_TH = _run_layers(call, h_TH, features)
     if needs.logits and isinstance(model, SentenceEncoder):
         features.logits = model.head(call.example_states(h_TH))
@@ -61,7 +61,7 @@ def extract(model: PreTrainedModel, batch: Batch, needs: FeatureRequest) -> Feat
             input_RH = h_TH.index_select(0, batch.head_tokens)
         else:
             input_RH = call.example_states(h_TH)
-        features.logits = family.logits(model, input_RH, _drop_at(masks, _HEAD, batch.head_tokens))
+        features.logits = family.logits(model, input_RH, partial(_drop, masks, _HEAD, batch.head_tokens))
     if needs.next_sentence:
         pooled_BH = call.model.base_model.pooler(call.example_states(h_TH)[:, None])
         features.next_sentence = call.model.cls.seq_relationship(pooled_BH)
@@ -203,13 +203,13 @@ def _layer(
         q_BH = functional.linear(h_QH, *layer.weights(["query"]))
         projections = {name: _project(layer, [name], x_TH, angles) for name in names}
         context_QH = heads.attend_first(x_TH, q_BH, layer.weights(["key"]), layer.weights(["value"]), p, site)
-    return layer.finish(h_QH, context_QH, _drop_at(heads.dropout, site)), projections
+    return layer.finish(h_QH, context_QH, partial(_drop, heads.dropout, site, None)), projections
 
 
-def _drop_at(masks: DropoutMasks | None, site: int, rows_R: Tensor | None = None) -> Drop:
-    def drop(dropout: Any, x_RH: Tensor, number: int) -> Tensor:
-        if masks is None:
-            return dropout(x_RH)
-        return masks.drop_features(x_RH, getattr(dropout, "p", 0.0), site + number, rows_R)
-
-    return drop
+def _drop(
+    masks: DropoutMasks | None, site: int, rows_R: Tensor | None, dropout: Any, x_RH: Tensor, number: int
+) -> Tensor:
+    """A ``Drop`` by its last three arguments."""
+    if masks is None:
+        return dropout(x_RH)
+    return masks.drop_features(x_RH, getattr(dropout, "p", 0.0), site + number, rows_R)

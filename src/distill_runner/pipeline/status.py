@@ -6,7 +6,7 @@ machine that shares the folder, even if another process now has the same process
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,12 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
     A run that is recorded as ``running`` while no process holds its lock is returned as ``killed``.
     """
-    status = _read_json(folder / STATUS)
-    if status is not None and status.get("status") == "done" and (result := _read_json(folder / RESULT)):
+    contents: dict[str, Any] = {}
+    for name in (STATUS, RESULT):
+        with suppress(OSError, ValueError):
+            contents[name] = json.loads((folder / name).read_text(encoding="utf-8"))
+    status, result = (one if isinstance(one := contents.get(name), dict) else None for name in (STATUS, RESULT))
+    if status is not None and status.get("status") == "done" and result:
         return {**result, "folder": str(folder)}
     if status is not None and status.get("status") == "running" and not is_locked(folder / _LOCK):
         return {**status, "status": "killed", "error": "its process is gone: out of memory, or killed from outside"}
@@ -55,11 +59,3 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Replace ``file`` atomically; secrets of the environment are masked."""
     with atomic_replacement(file) as partial:
         partial.write_text(without_secrets(json.dumps(content, indent=1, default=str)), encoding="utf-8")
-
-
-def _read_json(file: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

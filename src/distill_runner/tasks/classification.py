@@ -106,6 +106,10 @@ class ClassificationTask(TextTask):
 
     def label_values(self, table: SplitTable) -> list[Any]:
         values = table.columns.get(self.label, [])
+        nested = next((value for value in values if isinstance(value, list | dict | bytes)), None)
+        if nested is not None:
+            problem = f"has a label that is a {type(nested).__name__}: {str(nested)[:40]}"
+            raise UserError("task.label", self.label, problem, "Choose a column with one class for each example.")
         names, own = set(map(normalized_label, self.names)), set(table.class_names or ())
         # Of the stars 1 to 5, numbered from 0, a text 1 could be two: it is a number, as load_dataset reads it.
         are_numbered = own & set(map(str, range(len(own)))) and all(re.fullmatch(r"-?\d+", name) for name in own)
@@ -121,7 +125,6 @@ class ClassificationTask(TextTask):
                 the labels of a validation split are numbers.
         """
         rows = self.label_values(table)
-        self._require_single_values(rows, self.train)
         values = {as_int(value) for value in rows if not self.is_unlabeled(value)}
         if len(values) == 1 and any(value == -1 for value in rows):
             problem = f"has {values.copy().pop()} and -1, which is taken as 'no label' unless it is named"
@@ -166,20 +169,12 @@ class ClassificationTask(TextTask):
                 remedy = "Name the classes in the order of the numbers, such as " + override("task.labels", names)
                 raise UserError("task.labels", None, problem, remedy)
 
-    def _require_single_values(self, values: list[Any], split: str) -> None:
-        """Raise a UserError if a label is a list or a mapping instead of a single value."""
-        nested = next((value for value in values if isinstance(value, list | dict | bytes)), None)
-        if nested is not None:
-            problem = f"split '{split}' has a label that is a {type(nested).__name__}: {str(nested)[:40]}"
-            raise UserError("task.label", self.label, problem, "Choose a column with one class for each example.")
-
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         """Return class indices, int64 (N,). Names are matched, so the data may number the classes in another order.
 
         A number n is an index, counted from 0, into the class names of the data, or else into the names of the task. It
         means "n" if the data have no class names, and a name is a number (stars 1 to 5) or all are "true" and "false".
         """
-        self._require_single_values(values, split)
         labels, in_data = self.names, table.class_names
         index = {normalized_label(name): number for number, name in enumerate(labels)}
         are_numbers = self._are_numbers(labels)
