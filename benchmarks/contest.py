@@ -93,7 +93,7 @@ class Worker:
         """
         steps = self.setting.num_examples // BATCH
         (seconds, cpu_seconds), (other_seconds, other_cpu_seconds) = self._seconds(steps), self._seconds(0)
-        examples = steps * BATCH * (MEASURED if self.records else 1)
+        examples = steps * BATCH * (MEASURED if self.records else 1) * self.contender.options.get("students", 1)
         return examples / (seconds - other_seconds), examples / (cpu_seconds - other_cpu_seconds)
 
     @property

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.contest import Result, largest_loss_difference
-from benchmarks.setting import BATCH, Setting
+from benchmarks.setting import Setting
 from distill_runner.common.terminal import markdown_table
 
 COLUMNS = [
@@ -22,21 +22,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 def table(setting: Setting, results: Sequence[Result]) -> str:
     """Return the table of one setting, a row per competitor; ratios and loss curves are relative to the first row."""
     return markdown([[setting.name, *COLUMNS], *(_row(setting, result, results[0]) for result in results)])
-
-
-def records(setting: Setting, results: Sequence[Result]) -> list[dict[str, str | float]]:
-    """Return the medians of one setting, a record per competitor; the ratio is to the first, the memory in MiB."""
-    return [
-        {
-            "setting": setting.name,
-            "competitor": result.title,
-            "milliseconds": 1000 * BATCH / statistics.median(result.rates),
-            "ratio": statistics.median(result.ratios(results[0])),
-            "share_of_peak": statistics.median(result.share(setting, True)),
-            "memory": result.memory,
-        }
-        for result in results
-    ]
 
 
 def _row(setting: Setting, result: Result, first: Result) -> list[str]:

@@ -23,7 +23,6 @@ compared with it also in float64, where rounding is negligible. DISTILL_DATA_DIR
 """
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from benchmarks.competitors import COMPETITORS, competitor
 from benchmarks.contest import Result, contest, largest_loss_difference, largest_weight_difference, trained
 from benchmarks.machine import describe
 from benchmarks.setting import BATCH, TOKENIZER, Setting, fill_targets, prepare
-from benchmarks.tables import records, summary, table
+from benchmarks.tables import summary, table
 from distill_runner.common.errors import UserError
 from distill_runner.common.library_switches import quiet_transformers
 from distill_runner.training.devices import cpu_has_bf16
@@ -62,7 +61,7 @@ def available() -> list[str]:
 
 
 def run(task: str, num_layers: int, names: Sequence[str], options: argparse.Namespace) -> tuple[Setting, list[Result]]:
-    """Time one setting, print its table, and add its medians to ``options.medians``."""
+    """Time one setting, and print its table."""
     with tempfile.TemporaryDirectory() as name:
         folder, sizes = Path(name), (num_layers, options.width, options.steps)
         setting = prepare(folder, task, *sizes, options.tokenizer, options.device, options.overrides)
@@ -75,7 +74,6 @@ def run(task: str, num_layers: int, names: Sequence[str], options: argparse.Name
             setting, names, options.threads, options.repeats, options.within, one_process=options.one_process
         )
         print(f"\n{table(setting, results)}\n")
-        options.medians += records(setting, results)
         print(f"Filling the teacher's targets, once for a whole grid: {filled:.0f} examples/s.", flush=True)
         if any(name.startswith("clever") for name in names):
             print(
@@ -112,8 +110,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--one-process", action="store_true", help="for all competitors, on a busy machine")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokenizer", default=TOKENIZER)
-    parser.add_argument("--json", type=Path, help="file for the medians")
-    parser.set_defaults(medians=[])
     parser.add_argument("overrides", nargs="*", help="of distill-run's configuration")
     options = parser.parse_args(arguments)
     quiet_transformers()
@@ -125,8 +121,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         parser.exit(2, f"{error}\n")
     print(f"\n{summary(results)}")
-    if options.json:
-        options.json.write_text(json.dumps(options.medians, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

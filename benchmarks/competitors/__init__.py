@@ -56,6 +56,12 @@ COMPETITORS = {
     "torchdistill_tuned": Competitor("torchdistill, padded by batch", "torchdistill", {"tuned": True}),
     "distill_run": Competitor("distill-run, fp32", "distill_run", compared=EACH),
     "distill_run_bf16": Competitor("distill-run, bf16", "distill_run", {"precision": "bf16"}, compared=EACH),
+    "distill_run_branches": Competitor(
+        "distill-run, bf16, 4 students in a graph",
+        "distill_run",
+        {"precision": "bf16", "students": 4},
+        compared={**EACH, "students": 1},
+    ),
     "distill_run_eager": Competitor(
         "distill-run, bf16, without graphs", "distill_run", {"precision": "bf16", "graphs": False}, compared=EACH
     ),

@@ -5,18 +5,21 @@
     python -m benchmarks.gpu_campaign --parts here device
 
 Each part is a process with a limit of its own, so that one that hangs costs only itself. The order is by what is
-learned in a second. The folder gets ``log.txt`` with everything that the parts print, ``result.json``, and the same as
-a table in ``result.md``. Speeds need DISTILL_DATA_DIR, and a tokenizer's folder where the package of one is missing.
+learned in a second. The folder gets ``log.txt`` with everything that the parts print, and ``result.json`` and
+``result.md`` with the tables among it: losses, speeds, kernels. Speeds need DISTILL_DATA_DIR, and a tokenizer's folder
+where the package of one is missing.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,39 +45,73 @@ class Part:
     Attributes:
         seconds: limit on a GPU.
         dry: arguments to add on the fake device, which is slow; None if the part says nothing there.
-        is_benchmark: whether it takes the options ``--tokenizer`` and ``--json`` of ``benchmarks.training``.
+        takes_tokenizer: whether it has the option ``--tokenizer``.
+        columns: of the rows that it prints without them.
     """
 
     name: str
     seconds: int
     command: tuple[str, ...]
     dry: tuple[str, ...] | None = ()
-    is_benchmark: bool = False
+    takes_tokenizer: bool = False
+    columns: tuple[str, ...] = ()
 
 
 RTE_AND_SST2 = ("--task", "rte", "sst2", "--layers", "4", "--steps", "60", "--repeats", "2")
-CONTEST = ("--competitors", "clever_bf16", "distill_run_eager", "distill_run_bf16", "distill_run_bf16*4")
+CONTEST = ("clever_bf16", "distill_run_eager", "distill_run_bf16", "distill_run_branches", "distill_run_bf16*4")
+TINY = ("--task", "rte", "--layers", "2", "--width", "64", "--steps", "2", "--repeats", "1", "--one-process")
+ONE_PROCESS = ("-n", "0") if find_spec("xdist") else ()
+LOSSES = ("losses of graphs", "precision", "replays", "kernels", "other launches", "largest relative difference")
 
 
 def of_tests(file: str, *choice: str) -> tuple[str, ...]:
-    return ("pytest", "-q", "--no-header", "-p", "no:cacheprovider", f"tests/cuda/{file}.py", *choice)
+    """Tests, with what they print; on a GPU in eight processes where pytest can."""
+    processes = ("-n", "8") if find_spec("xdist") else ()
+    return (
+        "pytest",
+        "-q",
+        "-rP",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        *processes,
+        f"tests/cuda/{file}.py",
+        *choice,
+    )
 
 
 PARTS = (
     Part("here", 40, ("benchmarks.gpu_campaign.here",)),
     Part("device", 60, (*DEMO, *SHORT, "runtime.device=cuda")),
     Part("run", 75, (*DEMO, "teacher.optim.epochs=1", "runtime.precision=bf16"), dry=SHORT),
-    Part("attention", 60, of_tests("test_attention")),
-    Part("losses", 90, of_tests("test_updates", "-k", "losses or number"), dry=("-k", "number")),
-    Part("methods", 110, of_tests("test_updates", "-k", "every_method"), dry=("-k", "every_method and nkd-bf16")),
+    Part("attention", 60, of_tests("test_attention"), ONE_PROCESS),
+    Part("losses", 90, of_tests("test_updates", "-k", "losses or number"), (*ONE_PROCESS, "-k", "number")),
+    Part("methods", 60, of_tests("test_updates", "-k", "every_method"), (*ONE_PROCESS, "-k", "every and nkd-bf16")),
     Part(
-        "graphs",
-        90,
-        of_tests("test_graphs", "-k", "taken_up or replay or step or types or (bf16 and (alp or kd or prokd))"),
-        dry=("-k", "replay or step"),
+        "graphs", 120, of_tests("test_graphs"), (*ONE_PROCESS, "-k", "replay or step or (nkd and bf16)"), columns=LOSSES
     ),
-    Part("speed", 120, ("benchmarks.gpu", *RTE_AND_SST2, *CONTEST), dry=None, is_benchmark=True),
-    Part("kernels", 40, ("benchmarks.breakdown", "--device", "cuda", "--width", "768", "--rows", "30"), dry=None),
+    Part(
+        "speed",
+        120,
+        ("benchmarks.gpu", *RTE_AND_SST2, "--competitors", *CONTEST),
+        dry=(*TINY, "--device", "cuda", "--competitors", *CONTEST[1:-1]),
+        takes_tokenizer=True,
+    ),
+    Part(
+        "kernels",
+        40,
+        ("benchmarks.breakdown", "--device", "cuda", "--width", "768", "--rows", "30"),
+        dry=None,
+        takes_tokenizer=True,
+    ),
+    Part(
+        "vectors",
+        60,
+        ("benchmarks.competitors.sentence_transformers", "--device", "cuda", "--precision", "bf16", "--rounds", "2"),
+        dry=None,
+        takes_tokenizer=True,
+    ),
+    Part("points", 60, ("benchmarks.gpu_campaign.points",), dry=("--dry",)),
     Part("grid", 90, (*DEMO[:2], "-m", "method=rkd", "seed=1,2,3,4,5,6,7,8", "runtime.precision=bf16"), dry=None),
 )
 """Parts in order. On two GPUs or more, ``torchrun -m distill_runner`` is worth a look as well."""
@@ -109,15 +146,20 @@ def run(part: Part, seconds: float, dry: bool, options: Sequence[str]) -> tuple[
     return ended.returncode, ended.stdout
 
 
-def result_table(result: Mapping[str, Any]) -> str:
-    """Return the results of all parts as a Markdown table, with a row for each speed."""
-    rows = [["part", "exit", "s", "result"]]
-    for name, part in result.items():
-        rows.append([name, str(part["exit"]), f"{part['seconds']:.0f}", part["last_line"].replace("|", " ")])
-        for row in part["speeds"]:
-            text = "{milliseconds:.2f} ms an update, {ratio:.2f} times the first, {share_of_peak:.1%} of the peak"
-            rows.append([row["setting"], row["competitor"], "", f"{text}, {{memory:.0f}} MiB".format(**row)])
-    return markdown_table(rows[0], rows[1:])
+def tables(part: Part, output: str) -> list[str]:
+    """Return the Markdown tables that a part has printed, with a header for rows that have none."""
+    found = [table.strip() for table in re.findall(r"(?:^\|.*\|$\n?)+", output, re.MULTILINE)]
+    if part.columns and found:
+        rows = [row.strip("| ").split(" | ") for table in found for row in table.splitlines()]
+        return [markdown_table(part.columns, sorted(rows))]
+    return found
+
+
+def report(result: Mapping[str, Any]) -> str:
+    """Return the results of all parts as Markdown."""
+    rows = [[name, str(part["exit"]), f"{part['seconds']:.0f}", part["last_line"]] for name, part in result.items()]
+    found = [table for part in result.values() for table in part["tables"]]
+    return "\n\n".join([markdown_table(["part", "exit", "s", "result"], rows), *found])
 
 
 def campaign(names: Sequence[str], seconds: float, dry: bool, folder: Path, tokenizer: str | None) -> bool:
@@ -135,21 +177,22 @@ def campaign(names: Sequence[str], seconds: float, dry: bool, folder: Path, toke
             print(f"{part.name:10} left out: no time", flush=True)
             succeeded = False
             continue
-        begin, speeds = time.monotonic(), folder / f"{part.name}.json"
-        speeds.unlink(missing_ok=True)
-        options = ["--json", str(speeds.absolute()), *(["--tokenizer", tokenizer] if tokenizer else [])]
-        limit = remaining if dry else min(part.seconds, remaining)
-        code, output = run(part, limit, dry, options if part.is_benchmark else [])
+        begin = time.monotonic()
+        options = ["--tokenizer", tokenizer] if tokenizer and part.takes_tokenizer else []
+        code, output = run(part, remaining if dry else min(part.seconds, remaining), dry, options)
         succeeded &= code == 0
         with log.open("a", encoding="utf-8") as file:
             file.write(f"== {part.name}: {code}\n{output}\n")
         last_line = (output.strip().splitlines() or [""])[-1][:100]
         print(f"{part.name:10} {code!s:8} {time.monotonic() - begin:4.0f} s  {last_line}", flush=True)
-        measured = json.loads(speeds.read_text(encoding="utf-8")) if speeds.exists() else []
-        seconds_taken = round(time.monotonic() - begin, 1)
-        result[part.name] = {"exit": code, "seconds": seconds_taken, "last_line": last_line, "speeds": measured}
+        result[part.name] = {
+            "exit": code,
+            "seconds": round(time.monotonic() - begin, 1),
+            "last_line": last_line.replace("|", " "),
+            "tables": tables(part, output),
+        }
     (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    (folder / "result.md").write_text(result_table(result) + "\n", encoding="utf-8")
+    (folder / "result.md").write_text(report(result) + "\n", encoding="utf-8")
     print(f"results and log: {folder}")
     return succeeded
 

@@ -117,6 +117,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "torch.cuda._lazy_init": lambda: None,
     "torch.cuda.manual_seed_all": manual_seed,
     "torch.cuda.graph_pool_handle": list,  # of the graphs that share it
+    "torch.cuda.Stream": graphs.Stream,
+    "torch.cuda.stream": graphs.on_stream,
     "torch.cuda.current_stream": lambda: graphs.CUDAGraph.stream,
     "torch.cuda.set_stream": lambda stream: setattr(graphs.CUDAGraph, "stream", stream),
 }

@@ -20,7 +20,20 @@ from torch.utils._pytree import tree_leaves
 from fake_cuda import COUNTS
 
 RANDOM = frozenset(["native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "uniform_", "normal_"])
-STREAMS = [SimpleNamespace(number=number, device=torch.device("cuda:0"), device_index=0) for number in range(2)]
+
+
+class Stream(SimpleNamespace):
+    """A stream; what a recording begins on another one must be waited for before the recording ends."""
+
+    def __init__(self) -> None:
+        super().__init__(device=torch.device("cuda:0"), device_index=0)
+
+    def wait_stream(self, other: Any) -> None:
+        if CUDAGraph.current is not None:
+            CUDAGraph.current.unjoined = [one for one in CUDAGraph.current.unjoined if one is not other]
+
+
+STREAMS = [Stream(), Stream()]
 """The first one, and that of recordings."""
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
@@ -41,6 +54,7 @@ class CUDAGraph:
         self.read: dict[int, StorageWeakRef] = {}
         self.neighbors = [self]
         self.error = ""
+        self.unjoined: list[Stream] = []
         self.kernels = 0
 
     def spoil(self) -> None:
@@ -127,10 +141,24 @@ def graph(
             whole.copy_(original)
         torch.set_rng_state(random)
         cuda_graph.spoil()
+        if cuda_graph.unjoined:
+            cuda_graph.error = "CUDA error: capturing stream has unjoined work"
         if cuda_graph.error:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
         CUDAGraph.stream = before
         CUDAGraph.pools_in_use.clear()
+
+
+@contextmanager
+def on_stream(stream: Stream) -> Iterator[None]:
+    """Make a stream the current one."""
+    before, CUDAGraph.stream = CUDAGraph.stream, stream
+    if CUDAGraph.current is not None:
+        CUDAGraph.current.unjoined.append(stream)
+    try:
+        yield
+    finally:
+        CUDAGraph.stream = before
 
 
 def written(function: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
