@@ -168,9 +168,17 @@ def pool() -> Iterator[Any]:
     end_failed_recording(stream, pool)
 
 
+def begin_a_branch(x: torch.Tensor) -> None:
+    branch = torch.cuda.Stream()
+    branch.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(branch):
+        x.add_(1)
+
+
 @pytest.mark.parametrize(
     "body",
     [
+        begin_a_branch,  # for which nothing waits
         lambda x: x.add_(torch.ones(3).cuda()),  # from memory that is not pinned
         lambda x: x.add_(x.sum().item()),
         lambda x: x[x > 0],  # whose size the host must know

@@ -1,7 +1,8 @@
 """``torch.cuda.CUDAGraph`` on the fake device: a replay computes again what was called while it recorded.
 
 Nothing happens while it records: weights and the state of the generator stay. As on a GPU, what makes the host
-wait, copies of memory that is not pinned, allocations of pinned memory, and calls of the generator are errors. After
+wait, copies of memory that is not pinned, allocations of pinned memory, calls of the generator, and branches for which
+nothing waits are errors. After
 an error the stream of the recording is still the current one, the generator is not to be used until another recording
 has ended well, and no other begins until the failed one's use of its pool is ended (torch until 2.12). Graphs of one
 pool share their memory: what one computes lasts until another one is replayed. What a graph reads must not be freed.
@@ -9,7 +10,6 @@ pool share their memory: what one computes lasts until another one is replayed. 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -22,15 +22,17 @@ from fake_cuda import COUNTS
 RANDOM = frozenset(["native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "uniform_", "normal_"])
 
 
-class Stream(SimpleNamespace):
-    """A stream; what a recording begins on another one must be waited for before the recording ends."""
+class Stream:
+    """A stream. One that waits for that of a recording is a branch of it, until it is waited for in turn."""
 
-    def __init__(self) -> None:
-        super().__init__(device=torch.device("cuda:0"), device_index=0)
+    device, device_index = torch.device("cuda:0"), 0
 
-    def wait_stream(self, other: Any) -> None:
-        if CUDAGraph.current is not None:
-            CUDAGraph.current.unjoined = [one for one in CUDAGraph.current.unjoined if one is not other]
+    def wait_stream(self, other: "Stream") -> None:
+        if (recording := CUDAGraph.current) is not None:
+            if other in recording.branches:
+                recording.branches.remove(other)
+            elif other is STREAMS[1]:
+                recording.branches.append(self)
 
 
 STREAMS = [Stream(), Stream()]
@@ -54,7 +56,7 @@ class CUDAGraph:
         self.read: dict[int, StorageWeakRef] = {}
         self.neighbors = [self]
         self.error = ""
-        self.unjoined: list[Stream] = []
+        self.branches: list[Stream] = []
         self.kernels = 0
 
     def spoil(self) -> None:
@@ -141,7 +143,7 @@ def graph(
             whole.copy_(original)
         torch.set_rng_state(random)
         cuda_graph.spoil()
-        if cuda_graph.unjoined:
+        if cuda_graph.branches:
             cuda_graph.error = "CUDA error: capturing stream has unjoined work"
         if cuda_graph.error:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
@@ -151,10 +153,10 @@ def graph(
 
 @contextmanager
 def on_stream(stream: Stream) -> Iterator[None]:
-    """Make a stream the current one."""
+    """Make a stream the current one; a recording would miss what is called there, if it is not one of its branches."""
+    if CUDAGraph.current is not None and stream not in CUDAGraph.current.branches:
+        forbid("a stream that is no branch of what is captured")
     before, CUDAGraph.stream = CUDAGraph.stream, stream
-    if CUDAGraph.current is not None:
-        CUDAGraph.current.unjoined.append(stream)
     try:
         yield
     finally:
