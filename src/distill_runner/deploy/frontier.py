@@ -245,6 +245,8 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
         rows: the first one is the teacher in float32.
         selection: the row of the choice; if it is not good enough, it is only the best.
     """
+    from matplotlib.ticker import LogLocator
+
     shared = set.intersection(*({*row.name.split(", ")[1:]} for row in rows if row.family is not None))
     names = [", ".join(part for part in row.name.split(", ") if part not in shared) for row in rows]  # whole in tables
     with style():
@@ -260,12 +262,11 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
                 panel.errorbar(x, y, heights, widths, elinewidth=0.8, capsize=2, color=color, marker=_MARKERS[row.form])
             panel.plot(selection.place(axis), 100 * selection.score, **CHOICE)
             panel.axhline(100 * rows[0].score - margin, **FLOOR)
-            panel.set_xscale("log")
+            panel.set(xscale="log", xlabel=words, xmargin=0.12)
+            left, right = panel.get_xlim()
+            panel.xaxis.set_minor_locator(LogLocator(subs=(2, 5) if right > 10 * left else "all"))
             panel.xaxis.set_major_formatter("{x:g}")
             panel.xaxis.set_minor_formatter("{x:.3g}")
-            panel.tick_params(axis="x", which="minor", labelsize=6)
-            panel.margins(x=0.12)
-            panel.set_xlabel(words)
         panels_of[0].set_ylabel(f"{metric} × 100")
         picture.suptitle(f"{task}: score on validation against latency and size")
         forms = [form for form in _MARKERS if any(row.form == form and row.family is not None for row in rows)]

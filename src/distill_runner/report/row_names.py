@@ -188,7 +188,7 @@ def _facets(result: Result, identity: Identity | None) -> Facets:
             words = f"from the fine-tuned {source}"
         facets["source"] = Facet(words, words)
     if (depth := student.get("num_layers")) is not None:
-        facets["num_layers"] = Facet(depth, quantity(depth, "layer"))
+        facets["num_layers"] = Facet(depth, quantity(depth, "layer") if depth else "static")
     for name in ("width", "init"):
         if student.get(name) is not None:
             facets[name] = Facet(student[name], f"{name} {student[name]}")
