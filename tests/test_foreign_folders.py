@@ -295,6 +295,10 @@ def test_spans_have_the_ids_of_their_texts(family: str, tmp_path: Path) -> None:
     predicted = [*map(json.loads, str(content).splitlines())]
     assert [{key: row[key] for key in rows[0]} for row in predicted] == rows
     assert predicted[0]["spans"] == []
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "", "tokens": ["New York\n", "", "the"]}))
+    folder = ModelFolder.read(str(tmp_path / "m"), options={"columns": ["tokens"]})
+    lines = str(folder.predict_file(tmp_path / "b.jsonl", "cpu", suffix=".conll")[0]).split("\n")
+    assert [line.split("\t")[0] for line in lines] == ["New_York", "_", "the", "", ""], "a word has no blank"
     tagger = ModelFolder.read(str(save(tmp_path / "m", "words", family, id2label={0: "NOUN", 1: "VERB"})))
     assert tagger.task.metrics == ["accuracy"], "no label is outside of entities"
 

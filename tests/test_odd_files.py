@@ -149,6 +149,17 @@ def test_every_row_is_predicted_at_its_place(
     assert err.startswith(f"data     {name} {count} rows")
 
 
+def test_what_predictions_are_made_of_is_told(student: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Texts are cut, as in training; predictions of predictions keep names that can be read again."""
+    (tmp_path / "a.csv").write_text(f"text\n{'a ' * 60}\nb\n")
+    predictions(student, tmp_path / "a.csv")
+    assert "1 of 2 examples are cut at 48 tokens" in caplog.text
+    for name, source in (("b.csv", "a.csv"), ("c.csv", "b.csv"), ("d.csv", "c.csv")):
+        predictions(student, tmp_path / source, "--out", name)
+    head = next(csv.reader((tmp_path / "d.csv").read_text().splitlines()))
+    assert len({*head}) == len(head) == 4 + 1 + 8
+
+
 def test_own_files_in_other_encodings_are_read_when_they_are_named(student: Path, tmp_path: Path) -> None:
     """German Excel writes cp1252 and semicolons; the message names the user's own file and what to add."""
     (tmp_path / "mine.csv").write_bytes("text;x\nschön;1\ngrün;2\n".encode("cp1252"))

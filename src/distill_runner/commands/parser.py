@@ -264,8 +264,6 @@ def task_options(overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: one is not of the form ``task.<option>=<value>``.
     """
-    if not overrides:
-        return {}
     from omegaconf import OmegaConf
 
     from distill_runner.compose.command_line import parsed

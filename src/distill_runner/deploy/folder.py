@@ -121,7 +121,8 @@ class ModelFolder:
         tokenizer = tokenizer_of(self.model, task)
         with TemporaryDirectory() as folder:
             examples = task.examples(task.test[TEST])
-            task.write(Path(folder), examples, tokenizer)
+            if cut := task.write(Path(folder), examples, tokenizer):
+                log.warning("%d of %d examples are cut at %d tokens", cut, len(examples), task.num_positions)
             split = task.open(Path(folder))
             outputs = predict(model, split, place)
             if not np.isfinite(outputs).all():
@@ -178,7 +179,8 @@ class ModelFolder:
         except UserError as error:
             if error.key == ".model.tokenizer":
                 raise error.with_key("folder") from error
-            if not error.key.startswith("task.") or error.value is None or error.key == "task.max_length":
+            of_model = error.key == "task.max_length" or (error.value is None and error.key != "task.dataset")
+            if of_model or not error.key.startswith("task."):
                 raise
             remedy = error.remedy.replace("task.encoding=", "--encoding ")
             raise UserError("file", file, error.problem, remedy) from error
@@ -227,9 +229,8 @@ def _task_of_run(folder: Path, options: Mapping[str, Any]) -> Task:
     fields |= {name: data[name] for name in schema.inferred_fields if fields.get(name) is None and name in data}
     if schema.has_classes and not fields.get("labels"):
         fields["labels"] = result["labels"]
-    for name in (SCORE_FIELDS | {"class_weights", "example_weight"}) & schema.model_fields.keys():
-        if fields.get(name):
-            fields[name] = schema.model_fields[name].default
+    unread = (SCORE_FIELDS | {"class_weights", "example_weight"}) & schema.model_fields.keys()
+    fields |= {name: schema.model_fields[name].default for name in unread}
     return validate_config(schema, fields | options, "task.").resolved()
 
 

@@ -63,10 +63,8 @@ def _write_server(folder: Path, name: str, program: str, task: Task) -> list[str
     templates = [Path(__file__).with_name(f"{one}.template") for one in ("Dockerfile", "commands")]
     docker, commands = (template.read_text(encoding="utf-8") for template in templates)
     (folder / "Dockerfile").write_text(docker.format(packages=packages, file=name, folder=FOLDER), encoding="utf-8")
-    limits = (
-        f'`{SERVE}` cuts longer texts, or refuses them with `"truncate": false` (422). '
-        f"A request has at most 256 texts (422) and {LARGEST:,} bytes of text (413)."
-    )
+    limits = f'`{SERVE}` cuts longer texts, or refuses them with `"truncate": false` (422). '
+    limits += f"A request has at most 256 texts (422) and {LARGEST:,} bytes of text (413)."
     return [limits, commands.strip().format(body=json.dumps({"inputs": [task.served_example]}))]
 
 

@@ -49,10 +49,8 @@ def write_card(folder: Path, result: Result) -> None:
 
 def with_license(card: str, name: str | None) -> str:
     """Return the model card with a license, by its name on the hub; as it is without one, or if it is malformed."""
-    if name is None:
-        return card
-    parsed = _parsed(card if card.startswith("---") else f"---\nlicense: {name}\n---\n\n{card}")
-    if parsed is None:
+    front = f"---\nlicense: {name}\n---\n\n"
+    if name is None or (parsed := _parsed(card if card.startswith("---") else front + card)) is None:
         return card
     parsed.data["license"] = name
     parsed.text = parsed.text.replace(NO_LICENSE, f"License: {name}.")

@@ -75,9 +75,7 @@ class ImagesTask(ClassificationTask):
     auto_class = "AutoModelForImageClassification"
     num_positions: ClassVar[int] = 0
     drop_leaks: ClassVar[None] = None  # type: ignore[misc]  # no option of this type
-    example_fields = (
-        frozenset({"columns", "label", "labels", "type", "version", "mode", "convert", "resize"}) | SCORE_FIELDS
-    )
+    example_fields = SCORE_FIELDS | {"columns", "label", "labels", "type", "version", "mode", "convert", "resize"}
 
     type: Literal["images"]  # type: ignore[assignment]
     columns: list[str] = Field(min_length=1, max_length=1)

@@ -114,8 +114,7 @@ class Task(TaskSplits):
             return fields
         foreign = _all_fields(Task) - cls.model_fields.keys()
         own = {key: value for key, value in fields.items() if value is not None or key not in foreign}
-        default = {"metrics": [cls.metric_names[0]]} if own.get("metrics", ()) is None else {}
-        return own | default
+        return own | ({"metrics": [cls.metric_names[0]]} if own.get("metrics", ()) is None else {})
 
     def with_model(self, sources: Callable[[], Sequence["ModelSource"]]) -> Self:
         """Return the task with the fields that are read from the folder of a model, before ``resolved``.

@@ -503,7 +503,7 @@ class TextTask(Task):
         cells: list[Iterable[Any]] = [range(len(texts)), texts]
         cells += [[f"{value:.6g}" for value in values] for values in probabilities.T]
         if all(len(values) == len(texts) for values in columns.values()):  # else a prediction is not of one row
-            header += [f"input_{name}" if name in header else name for name in columns]
+            header += [f"input_{name}" if re.sub("^(input_)+", "", name) in header else name for name in columns]
             cells += [map(_csv_cell, values) for values in columns.values()]
         content = io.StringIO()
         csv.writer(content, lineterminator="\n").writerows([header, *zip(*cells, strict=True)])

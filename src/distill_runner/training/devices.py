@@ -235,11 +235,8 @@ def shape_of(value: Any) -> Hashable:
 class OutOfMemory(TrainingError):
     """A GPU has no memory left."""
 
-    remedy = (
-        "Take a smaller optim.batch_size with optim.accumulation (teacher.optim... for the teacher), "
-        + override("runtime.gradient_checkpointing", True)
-        + ", or fewer runtime.workers_per_gpu."
-    )
+    remedy = "Take a smaller optim.batch_size with optim.accumulation (teacher.optim... for the teacher), "
+    remedy += override("runtime.gradient_checkpointing", True) + ", or fewer runtime.workers_per_gpu."
 
 
 @contextmanager

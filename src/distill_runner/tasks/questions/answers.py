@@ -171,8 +171,7 @@ def best_over_thresholds(scores: np.ndarray, answered: np.ndarray, has_answer: n
         has_answer: (Q,), whether the question has a gold answer.
         margin: (Q,), ``null_margin``; a question is answered if its margin is not above the threshold.
     """
-    order = np.argsort(margin, kind="stable")
-    gain = np.where(has_answer, scores, np.where(answered, -1.0, 0.0))[order]
+    gain = np.where(has_answer, scores, np.where(answered, -1.0, 0.0))[np.argsort(margin, kind="stable")]
     reached = np.concatenate([[0.0], np.cumsum(gain)]) + (~has_answer).sum()
     return float(reached.max() / len(scores))
 

@@ -394,8 +394,8 @@ class TokensTask(Task):
         names = [self.tagset.names[tag] for tag in self.decode(outputs, split)[0]]
         blocks = []
         for sentence, first, last in zip(examples.items, split.bounds[:-1], split.bounds[1:], strict=True):
-            texts = (sentence.text[split.begins[word] : split.ends[word]] or "_" for word in range(first, last))
-            lines = [f"{text}\t{name}\n" for text, name in zip(texts, names[first:last], strict=True)]
+            texts = (sentence.text[split.begins[word] : split.ends[word]].split() for word in range(first, last))
+            lines = [f"{'_'.join(text) or '_'}\t{name}\n" for text, name in zip(texts, names[first:last], strict=True)]
             blocks += ["".join(lines) + "\n"] if lines else []  # the format has no sentences without words
         return "".join(blocks)
 
