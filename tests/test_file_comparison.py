@@ -135,7 +135,7 @@ def test_missing_labels_are_refused(tmp_path: Path) -> None:
     features = datasets.Features({"label": datasets.ClassLabel(names=NAMES)})
     datasets.Dataset.from_dict({"label": [0, 2, -1]}, features=features).to_parquet(tmp_path / "gold.parquet")
     (tmp_path / "labels.csv").write_text("prediction\nno\nyes\nyes\n")
-    with pytest.raises(UserError, match="has no label for 1 example"):
+    with pytest.raises(UserError, match="lacks 1 labels\n  Add them, or say --type multilabel"):
         compared(tmp_path, "gold.parquet", "labels.csv")
 
 
@@ -191,5 +191,12 @@ def test_one_file_each_is_about_these_models_and_several_about_methods(
     picture = tmp_path / "forest.png"
     conclusion("--predictions", *one, "--format", "picture", "--out", str(picture))
     assert picture.stat().st_size > 1000
+    with pytest.raises(UserError, match="there is no difference to draw"):
+        conclusion("--predictions", one[0], "--format", "picture", "--out", str(picture))
     with pytest.raises(UserError, match="Add --gold"):
         run_subcommand("compare", ["--predictions", *one])
+    with pytest.raises(UserError, match="--metric: is not read without --predictions"):
+        run_subcommand("compare", ["alp", "rkd", "--metric", "f1"])
+    for files, margin in (({"a": []}, 1.0), ({}, 1.0), ({"a": one[0]}, -1.0)):
+        with pytest.raises(UserError, match=r"names no file|must be a positive number"):
+            api.compare(files, tmp_path / "gold.csv", margin=margin)

@@ -276,6 +276,8 @@ def compare(
     """
     from distill_runner.report.file_comparison import compare_files
 
+    if margin is not None and not margin > 0:
+        raise UserError("margin", margin, "must be a positive number")
     files = {name: [*map(Path, [own] if isinstance(own, str | Path) else own)] for name, own in predictions.items()}
     return compare_files(files, Path(gold), margin, metric=metric, task_type=task_type, labels=labels).as_json()
 

@@ -47,16 +47,18 @@ def show_comparison(options: Namespace) -> None:
     Raises:
         UserError: there are no runs, or a name fits no row or several rows.
     """
-    files = None
+    files, of_files = None, bool(options.predictions)
+    unread = ("rows", "--task", "--method", "--split") if of_files else ("--gold", "--metric", "--type", "--labels")
+    if name := next((name for name in unread if getattr(options, name.strip("-"))), None):
+        raise UserError(name, None, f"is not read {'with' if of_files else 'without'} --predictions", "Leave it out.")
     if options.predictions:
         from distill_runner.report.file_comparison import compare_files, methods_of  # imports all task types
 
         if options.gold is None:
             raise UserError("--predictions", None, "needs the labels of the examples", "Add --gold gold.csv.")
-        by_method, names = methods_of(options.predictions), [*filter(None, map(str.strip, options.labels.split(",")))]
-        files = compare_files(
-            by_method, options.gold, options.margin, options.looks, options.metric, options.type, names
-        )
+        names = [*filter(None, map(str.strip, options.labels.split(",")))]
+        settings = options.margin, options.looks, options.metric, options.type, names
+        files = compare_files(methods_of(options.predictions), options.gold, *settings)
         comparisons = files.comparisons
     elif not options.rows:
         raise UserError("compare", None, "needs rows of the table, or files", "distill-run compare alp rkd")

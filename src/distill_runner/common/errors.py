@@ -223,12 +223,13 @@ def suggestion(name: Any, candidates: Iterable[Any]) -> str:
         return re.sub(r"[\W_]", "", str(name)).lower()
 
     names = sorted(map(str, candidates))
+    mark = "; " if any("," in name for name in names) else ", "
     words = {letters(candidate): candidate for candidate in names}
     word = letters(name)
     stem = word.removesuffix("kd")
     close = [stem] if stem in words else difflib.get_close_matches(word, words, n=1)
     hint = [f"Did you mean '{words[close[0]]}'?"] if close else []
-    return " ".join([*hint, f"Known: {', '.join(names)}."] if 0 < len(names) <= 20 else hint)
+    return " ".join([*hint, f"Known: {mark.join(names)}."] if 0 < len(names) <= 20 else hint)
 
 
 def similar_file(path: Path) -> Path | None:

@@ -222,6 +222,8 @@ def comparison_figure(comparisons: Sequence[Comparison]) -> "Figure":
     with style():
         pairs = [one for one in comparisons if one.difference is not None]
         tasks = dict.fromkeys(one.task for one in pairs)
+        if not pairs:
+            raise UserError("--format", "picture", "there is no difference to draw", "Compare two rows, or two files.")
         names = list(dict.fromkeys((one.first, one.second) for one in pairs))
         figure, axes = panels(len(tasks), 4, width=4.2, height=1.0 + 0.3 * len(names))
         looks: dict[str, dict[str, Any]] = {}

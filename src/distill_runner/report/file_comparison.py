@@ -98,6 +98,8 @@ def compare_files(
     Raises:
         UserError: a file cannot be read, its ids are not those of the gold file, or can be taken in two ways.
     """
+    if not predictions or not all(predictions.values()):
+        raise UserError("--predictions", None, "names no file", "Give each method one or more.")
     gold = read_values(gold_file, "--gold")
     if not gold.values:
         raise UserError("--gold", gold_file, "has no labels", "It needs a column of them.")

@@ -14,7 +14,7 @@ import numpy as np
 from distill_runner.common.errors import UserError, quantity, short_list
 from distill_runner.datasets import metrics
 from distill_runner.report.compare import Predictions
-from distill_runner.report.prediction_files import NUMBER, Values, label_text, lists_of_numbers
+from distill_runner.report.prediction_files import NUMBER, RENAME, Values, label_text, lists_of_numbers
 from distill_runner.tasks.columns import printed_value
 from distill_runner.tasks.decoding import OneClass
 from distill_runner.tasks.questions.answers import normalize_answer, question_scores
@@ -79,7 +79,7 @@ def type_of(gold: Values, sample: Values) -> str:
 def _classification(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
     (gold_names,) = _class_names([[*map(label_text, gold.values)]], order)
     if unlabeled := gold_names.count(""):
-        raise UserError("--gold", gold.file, f"has no label for {quantity(unlabeled, 'example', ',')}", "Add them.")
+        raise UserError("--gold", gold.file, f"lacks {unlabeled:,} labels", "Add them, or say --type multilabel.")
     names = {*gold_names, *(name for file in files for name in file.names)}
     classes = [*order] or sorted(names, key=lambda name: (len(name), name) if name.isdigit() else (99, name))
     if metric in metrics.OF_SECOND_CLASS and (len(classes) != 2 or not (order or classes == ["0", "1"])):
@@ -95,7 +95,7 @@ def _classification(metric: str, gold: Values, files: Sequence[Values], order: S
         if file.scores is not None and (metric in metrics.OF_PROBABILITIES or not texts):
             outputs, remark = _logits(metric, file, classes, bool(order))
         elif metric in metrics.OF_PROBABILITIES:
-            raise UserError("--metric", metric, f"needs scores of the classes, and {file.file} has none")
+            raise UserError("--metric", metric, f"needs scores of the classes, and {file.file} has none", RENAME)
         else:
             remark = _strays(file, texts, number, gold)
             outputs = np.eye(len(classes) + bool(remark))[[number.get(text, len(classes)) for text in texts]]
@@ -128,7 +128,7 @@ def _strays(file: Values, labels: Sequence[str], classes: Collection[str], gold:
     strays = Counter(label for label in labels if label not in classes)
     if strays and strays.total() == len(labels):
         problem = f"has the labels {short_list([*strays])}, and {gold.file} has {short_list([*classes])}"
-        remedy = "Write them as there, or name the classes in the order of numbers: --labels no,yes"
+        remedy = "Write them as there, scores as p_<class>, or name the classes by their numbers: --labels no,yes"
         raise UserError("--predictions", file.file, problem, remedy)
     text = f"; {strays.total():,} labels that {gold.file} lacks count as wrong, such as '{next(iter(strays), '')}'"
     return text if strays else ""
@@ -147,12 +147,14 @@ def _logits(metric: str, file: Values, classes: Sequence[str], is_ordered: bool)
         raise UserError("--predictions", file.file, problem, IN_ORDER)
     scores = scores[:, [names.index(name) for name in classes]]
     logs, is_valid, remarks = OneClass().logits(scores)
+    ties = 0 if metric in metrics.OF_PROBABILITIES else int((np.diff(np.sort(scores))[:, -1:] == 0).sum())
+    tied = [f"{quantity(ties, 'row', ',')} with equal largest scores count as the first class of these"] if ties else []
     if is_valid.all():
-        return logs, ", ".join([", probabilities", *remarks])
+        return logs, ", ".join([", probabilities", *remarks, *tied])
     if metric in metrics.OF_PROBABILITIES and scores.min() >= 0:
         problem = f"has scores of 0 and more that do not sum to 1, so {metric} has no probabilities"
         raise UserError("--predictions", file.file, problem, "Write probabilities or logits of all classes.")
-    return scores, ", logits"
+    return scores, ", ".join([", logits", *tied])
 
 
 def _regression(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:

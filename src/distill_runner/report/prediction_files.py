@@ -299,7 +299,7 @@ def _columns_of_scores(names: Sequence[str], classes: Sequence[str]) -> tuple[st
 def _number(value: Any) -> float:
     """Return a score, or 1 and 0 of a column of flags; NaN for none."""
     flag = flag_of(value)
-    return float("nan" if value is None else value if flag is None else flag)
+    return float("nan" if value in (None, "") else value if flag is None else flag)
 
 
 def lists_of_numbers(values: Sequence[Any]) -> list[list[float]] | None:
