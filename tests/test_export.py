@@ -148,12 +148,21 @@ def test_engines_take_turns(tmp_path: Path) -> None:
     [
         ([], "no labeled examples to score the model on"),
         (["--threads", "0"], "--threads=0: must be between 1 and"),
-        (["--examples", f"{10**20}"], f"--examples={10**20}: must be between 1 and"),
+        (["--examples", "0"], "--examples=0: must be a positive number"),
     ],
 )
 def test_mistakes_are_told(arguments: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         run_subcommand("export", [str(tmp_path), *arguments])
+
+
+def test_another_folder_is_for_models_without_a_run(run: Path, tiny_task_folder: Path, tmp_path: Path) -> None:
+    (data,), file = tiny_task_folder.glob("validation*"), tmp_path / "a.txt"
+    file.write_text("mine")
+    with pytest.raises(UserError, match="is not read, since the files of a run are in its folder"):
+        run_subcommand("export", [str(run), "--out", str(tmp_path)])
+    with pytest.raises(UserError, match="is a file\n"):
+        run_subcommand("export", [str(run / "model"), "--data", str(data), "--out", str(file)])
 
 
 def test_a_student_of_images_answers_as_its_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from distill_runner.commands.parser import task_options
 from distill_runner.common.errors import UserError, quantity
 from distill_runner.common.library_switches import limit_threads, quiet_transformers
-from distill_runner.common.schema import LARGEST
 from distill_runner.datasets.tokenization import save_tokenizer
 from distill_runner.deploy import measure
 from distill_runner.deploy.folder import ModelFolder
@@ -38,10 +37,8 @@ def export(options: Namespace) -> int:
     Raises:
         UserError: there is no such model, a package is missing, or ONNX gives other outputs than torch.
     """
-    limits = (("--threads", options.threads, MAX_THREADS), ("--examples", options.examples, LARGEST))
-    for name, number, limit in limits:
-        if not 1 <= number <= limit:
-            raise UserError(name, number, f"must be between 1 and {limit}")
+    if not 1 <= options.threads <= MAX_THREADS:
+        raise UserError("--threads", options.threads, f"must be between 1 and {MAX_THREADS}")
     require_onnx()
     quiet_transformers()
     logging.getLogger("distill_runner.deploy").setLevel(logging.INFO)
@@ -49,6 +46,9 @@ def export(options: Namespace) -> int:
         problem = "names no labeled examples to score the model on, which a model without a run needs"
         raise UserError("--data", None, problem, "Name a file: --data examples.csv")
     model = ModelFolder.read(options.folder, options.data, task_options(options.overrides))
+    if options.out and (model.run or options.out.is_file()):
+        problem = "is not read, since the files of a run are in its folder" if model.run else "is a file"
+        raise UserError("--out", options.out, problem, "Leave it out, or name the folder of a model and a new one.")
     task, own = model.task, "model" if model.run is None else "student"
     limit_threads(options.threads)
     started, target = time.time(), model.model
