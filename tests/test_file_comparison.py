@@ -197,6 +197,7 @@ def test_one_file_each_is_about_these_models_and_several_about_methods(
         run_subcommand("compare", ["--predictions", *one])
     with pytest.raises(UserError, match="--metric: is not read without --predictions"):
         run_subcommand("compare", ["alp", "rkd", "--metric", "f1"])
-    for files, margin in (({"a": []}, 1.0), ({}, 1.0), ({"a": one[0]}, -1.0)):
-        with pytest.raises(UserError, match=r"names no file|must be a positive number"):
+    unpaired = {"a": one * 2, "b": one}
+    for files, margin in (({"a": []}, 1.0), ({}, 1.0), (unpaired, 1.0), ({"a": one[0]}, -1.0)):
+        with pytest.raises(UserError, match=r"needs as many files of each method, or one|must be a positive number"):
             api.compare(files, tmp_path / "gold.csv", margin=margin)

@@ -84,7 +84,7 @@ def submit(options: Namespace) -> None:
             problem = f"{by_task[config].name} is also a student of {config}"
             raise UserError("folder", student.name, problem, "Name one run for each task.")
         by_task[config] = student
-    content, number = io.BytesIO(), 0
+    content = io.BytesIO()
     with ZipFile(content, "w") as archive:
         for file in FILES:
             if (predictions := _predictions(file, by_task.get(file.task), options.device, options.fill)) is not None:
@@ -93,9 +93,8 @@ def submit(options: Namespace) -> None:
                 writer.writerows([("index", "prediction"), *enumerate(predictions)])
                 # Without a time: equal predictions give equal bytes.
                 archive.writestr(ZipInfo(file.name), text.getvalue(), ZIP_DEFLATED)
-                number += 1
     write_file(options.out, content.getvalue())
-    print(f"{options.out}: {number} of {len(FILES)} files")
+    print(f"{options.out}: {len(archive.namelist())} of {len(FILES)} files")
 
 
 def _predictions(file: ServerFile, student: ModelFolder | None, device: str, fill: bool) -> list[str] | None:

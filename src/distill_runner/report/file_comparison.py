@@ -98,8 +98,9 @@ def compare_files(
     Raises:
         UserError: a file cannot be read, its ids are not those of the gold file, or can be taken in two ways.
     """
-    if not predictions or not all(predictions.values()):
-        raise UserError("--predictions", None, "names no file", "Give each method one or more.")
+    sizes = {len(own) for own in predictions.values()}
+    if not sizes or 0 in sizes or len(sizes - {1}) > 1:
+        raise UserError("--predictions", None, "needs as many files of each method, or one", "Files are paired.")
     gold = read_values(gold_file, "--gold")
     if not gold.values:
         raise UserError("--gold", gold_file, "has no labels", "It needs a column of them.")
