@@ -155,7 +155,7 @@ def test_what_cannot_be_found_is_told(tmp_path: Path) -> None:
         task(file, split_off=0.3)
     with pytest.raises(UserError, match=r"task.label=stars: no such column: the data have text, label\n"):
         task(table(tmp_path / "asked.csv", ROWS), label="stars", split_off=0.3)
-    with pytest.raises(UserError, match=r"own.csv is one file, .*\n.*task.split_off=0.1"):
+    with pytest.raises(UserError, match=r"own.csv, which is one file\n.*task.split_off=0.1"):
         task(table(tmp_path / "own.csv", ROWS)).examples("validation")
 
 

@@ -25,6 +25,8 @@ from distill_runner.compose.folders import configuration_keys
         ("num_train_epochs=1", "Did you mean 'optim.epochs'?"),
         ("optim.bach_size=1", "Did you mean 'optim.batch_size'?"),
         ("student.layers=2", "It belongs to "),
+        ("task=custom_tokens task.split_off=0.1", "It belongs to other choices of task or task=custom_vectors or "),
+        ("task.text=review", "Did you mean 'task.columns'?"),
         ("loss.beta=0.1", "Set loss.eta and loss.lambda."),
         ("experiment/pro_kd=cifar", "'+experiment/pro_kd=<choice>' adds it: bert_small, cifar, "),
     ],
@@ -35,7 +37,7 @@ def test_names_of_papers_and_other_tools_lead_to_ours(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_folder").mkdir()
     with pytest.raises(UserError) as error:
-        api.composed(override)
+        api.composed(*override.split())
     assert remedy in error.value.remedy
 
 

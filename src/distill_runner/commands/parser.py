@@ -256,7 +256,7 @@ def _add_folders(parser: Parser) -> None:
 
 def _add_overrides(parser: Parser) -> None:
     overrides = "options of the task, which replace what the folder says: task.columns=[text] task.label=topic"
-    parser.add_argument("overrides", nargs="*", metavar="task.<option>=<value>", help=overrides)
+    parser.add_argument("overrides", nargs="*", default=[], metavar="task.<option>=<value>", help=overrides)
 
 
 def task_options(overrides: Sequence[str]) -> dict[str, Any]:

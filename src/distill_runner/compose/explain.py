@@ -153,7 +153,7 @@ def _no_such_key(key: str, overrides: Sequence[str]) -> UserError:
             remedy = f"Begin it with a list of files that it changes: 'defaults: [<a {place}>, _self_]'."
             problem = f"has no defaults, and lacks {key.removeprefix(f'{place}.')}"
             return UserError(f"{place}/{file.name}", None, problem, remedy)
-    owners, name = keys.get(key, []), key.rpartition(".")[2]
+    owners, name = [*dict.fromkeys(keys.get(key, []))], key.rpartition(".")[2]
     if owners == [key]:
         problem = "is a group that the chosen configuration does not have"
         return UserError(key, None, problem, override(f"+{key}", "<choice>") + f" adds it: {', '.join(choices(key))}")

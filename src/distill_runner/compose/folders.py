@@ -73,7 +73,7 @@ def configuration_keys() -> dict[str, list[str]]:
         if not group.startswith("hydra"):
             text = file.read_text(encoding="utf-8")
             prefix = "" if group == "." or text.startswith("# @package _global_") else f"{group}."
-            owner = group if file.stem.startswith("_") else f"{group}={file.stem}"
+            owner = f"other choices of {group}" if file.stem.startswith("_") else f"{group}={file.stem}"
             owner = file.name if group == "." else owner
             with suppress(yaml.YAMLError):  # of a file that the run does not choose
                 for key in _nested_keys(yaml.safe_load(text)):
@@ -84,4 +84,4 @@ def configuration_keys() -> dict[str, list[str]]:
 def _nested_keys(node: Any) -> Iterator[str]:
     for key, value in node.items() if isinstance(node, Mapping) else ():
         yield key
-        yield from (f"{key}.{inner}" for inner in _nested_keys(value))
+        yield from (f"{key}.{inner}" for inner in _nested_keys(value) if key != "assumptions")

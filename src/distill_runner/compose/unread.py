@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distill_runner.common.errors import UserError, suggestion
+from distill_runner.compose.command_line import HELP
 from distill_runner.compose.folders import choices, configuration_keys, own_folder
 from distill_runner.compose.resolvers import INHERITS, TEMPLATE, complete_stages
 from distill_runner.compose.run_config import RunConfig
@@ -74,8 +75,7 @@ def unread_settings(
         if (group in NOT_OF_STAGES and not is_of_sweep) or DESCRIBING & {*key.split(".")} or is_read(key):
             continue
         if adds and group != "stages" and key not in configuration_keys():
-            remedy = suggestion(key, configuration_keys()) or "See distill-run --help."
-            raise UserError(key, None, "there is no such key", remedy)
+            raise UserError(key, None, "there is no such key", suggestion(key, configuration_keys()) or HELP)
         hint = f"; did you mean {group}={value}?" if key != group and value in choices(group) else ""
         hint = "; does its first line say # @package _global_?" if group == "experiment" and (adds or file) else hint
         place = f" in {file}" if file else ""

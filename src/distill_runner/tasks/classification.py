@@ -108,8 +108,8 @@ class ClassificationTask(TextTask):
         values = table.columns.get(self.label, [])
         nested = next((value for value in values if isinstance(value, list | dict | bytes)), None)
         if nested is not None:
-            problem = f"has a label that is a {type(nested).__name__}: {str(nested)[:40]}"
-            raise UserError("task.label", self.label, problem, "Choose a column with one class for each example.")
+            remedy = "Choose a column with one class for each example, or " + override("task.type", "multilabel")
+            raise UserError("task.label", self.label, f"holds a {type(nested).__name__}: {str(nested)[:40]}", remedy)
         names, own = set(map(normalized_label, self.names)), set(table.class_names or ())
         # Of the stars 1 to 5, numbered from 0, a text 1 could be two: it is a number, as load_dataset reads it.
         are_numbered = own & set(map(str, range(len(own)))) and all(re.fullmatch(r"-?\d+", name) for name in own)

@@ -82,11 +82,7 @@ def split_files(folder: Path, split: str, data: Dataset) -> list[Path]:
     if folder.is_file():
         if split == "train":
             return [folder]
-        remedy = override("task.split_off", 0.1) + " takes a tenth of the rows for validation."
-        if "split_off" not in type(data).model_fields:
-            remedy = "Take parts of it: " + override("task.train", "train[:90%]", data.split_key(split), "train[90%:]")
-        problem = f"{folder.name} is one file, and its rows form the split train"
-        raise UserError(data.split_key(split), split, problem, remedy)
+        raise missing_split(data, split, ["train"], f"{folder.name}, which is one file")
     if matches := _matching_files(folder, split, data):
         return matches
     names = next((names for names in _SYNONYMS if split in names), (split,))
@@ -237,6 +233,10 @@ def missing_split(data: Dataset, split: str, available: list[str], place: str) -
     key = data.split_key(split)
     # Hydra merges `key={...}` into the existing mapping, so that only `~` removes an entry.
     remedy = "Leave it out: " + override(f"~{key}") if data.is_optional(split) else f"Set {key}"
+    if available == ["train"] and key == "task.validation.validation":
+        remedy = "Take parts of it: " + override("task.train", "train[:90%]", key, "train[90%:]")
+        if split == "validation" and "split_off" in type(data).model_fields:
+            remedy = override("task.split_off", 0.1) + " takes a tenth of the rows for validation."
     if key.startswith("task.test."):
         remedy += ", or all test splits: " + override("task.test", None)
     return UserError(key, split, f"no such split in {place}", f"It has: {', '.join(available)}. " + remedy)

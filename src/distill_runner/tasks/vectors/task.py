@@ -199,7 +199,7 @@ def read_vectors(key: str, source: Path | Sequence[Sequence[Any]], count: int) -
         values = np.load(source) if isinstance(source, Path) else np.stack([np.array(own, "f4") for own in source], 1)
         vectors = np.asarray(values, dtype=np.float32).reshape(-1, values.shape[-1])
     except (OSError, ValueError, IndexError, TypeError) as error:
-        raise UserError(key, name, f"holds no vectors of one length: {error}", VECTOR_REMEDY) from error
+        raise UserError(key, name, f"cannot be read as vectors of one length: {error}", VECTOR_REMEDY) from error
     if len(vectors) != count or not np.isfinite(vectors).all():
         finite = np.isfinite(vectors).all(axis=1).sum()
         problem = f"has {finite:,} vectors of finite numbers, but there are {count:,} texts"
