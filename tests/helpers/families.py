@@ -43,12 +43,12 @@ PACKED_FAMILIES = sorted(PACKED.keys() - {TABLE})
 """A table of tokens has no layers to pack."""
 
 
-def config_of(family: str, num_layers: int = 3, **options: Any) -> Any:
+def config_of(family: str, num_layers: int | None = None, **options: Any) -> Any:
     """The configuration of a tiny model: 3 layers of 32, 4 heads, 3 labels, 100 words."""
     is_distilbert = family == "distilbert"
     sizes: dict[str, Any] = {"n_layers": 3, "dim": 32, "n_heads": 4, "hidden_dim": 64} if is_distilbert else _SIZES
     config = AutoConfig.for_model(family, **sizes | _COMMON | _OWN[family] | options)
-    config.num_hidden_layers = num_layers
+    config.num_hidden_layers = num_layers or config.num_hidden_layers
     if family == "modernbert" and num_layers == 4:
         config.layer_types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
     return config
