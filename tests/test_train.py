@@ -220,15 +220,17 @@ def test_interrupted_and_resumed_is_uninterrupted(
     assert_same_result(whole(method), resumed)
 
 
-@pytest.mark.parametrize(("seconds", "is_written"), [(1e-9, True), (3600, False)])
+@pytest.mark.parametrize(("seconds", "best", "is_written"), [(1e-9, 1, True), (3600, 1, False), (3600, 2, True)])
 def test_short_epochs_write_no_checkpoints_that_take_longer(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, is_written: bool
+    make: Make, monkeypatch: pytest.MonkeyPatch, seconds: float, best: int, is_written: bool
 ) -> None:
+    """But for an epoch whose model replaces the best one before."""
     monkeypatch.setattr("distill_runner.training.train.SAVING_SHARE", 0.05)
-    training = make(folder=tmp_path)
-    training.save_seconds = seconds
+    training = make(select_best=True)
+    training.save_seconds, scores = seconds, {1: 0.5, best: 0.9}
+    monkeypatch.setattr(training.data, "evaluate", lambda *_: ({"f1": scores.get(training.history.epoch + 1, 0)}, {}))
     fit(training)
-    assert (tmp_path / "checkpoint.pt").exists() == is_written
+    assert (training.folder / "checkpoint.pt").exists() == is_written
 
 
 def test_any_number_of_interruptions_is_none(make: Make, tmp_path: Path) -> None:

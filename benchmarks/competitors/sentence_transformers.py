@@ -144,6 +144,7 @@ def train_library(model: Any, texts: list[str], options: argparse.Namespace) -> 
     model.save_pretrained(folder)
     resolve_source(options.teacher).tokenizer().save_pretrained(folder)
     loaded = library.SentenceTransformer(folder, device=options.device)
+    loaded.max_seq_length = MAX_LENGTH
     rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     for module in loaded.modules():
         if isinstance(module, torch.nn.Dropout) and not any(rates):
@@ -242,7 +243,7 @@ def race(options: argparse.Namespace) -> None:
         rate = options.steps * BATCH / np.median(seconds)
         rows.append([SIDES[side], f"{np.median(seconds):.1f}", f"{rate:.0f}", span, f"{peak:.0f}"])
     unit = "CPU s" if options.device == "cpu" else "s"
-    print(markdown_table(["", unit, f"texts per {unit}", "times as fast", "peak MiB"], rows))
+    print(markdown_table(["", unit, f"texts per {unit}", "times as fast", "peak host MiB"], rows))
     difference = max(abs(a - b) / abs(b) for a, b in zip(curves["own"], curves["library"], strict=True))
     print(f"{options.rounds} rounds of {options.steps} steps of {BATCH} texts, {options.layers} layers, 1 thread.")
     print(f"Largest relative difference of the losses of a step, without dropout: {difference:.1e}")

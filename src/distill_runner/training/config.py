@@ -129,8 +129,8 @@ class Runtime(Schema):
         gradient_checkpointing: recompute each layer of the trained model in the backward pass instead of keeping its
             activations: less memory, more time, the same numbers.
         graphs: record updates on a GPU as CUDA graphs, and replay them: the GPU then does not wait for Python.
-        checkpoint_minutes: minutes between two checkpoints within an epoch. The end of an epoch writes one as well, if
-            that takes less than a twentieth of the time since the last one.
+        checkpoint_minutes: largest number of minutes between two checkpoints. The end of an epoch writes one earlier
+            if that takes less than a twentieth of the time since the last one, or the epoch replaces the best one.
         pause_after: number of epochs after which the requested stage stops; the same command without this option
             resumes it.
         checkpoint_steps: number of steps between two checkpoints, in addition to ``checkpoint_minutes``; None for no

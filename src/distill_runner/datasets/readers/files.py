@@ -233,7 +233,7 @@ def missing_split(data: Dataset, split: str, available: list[str], place: str) -
     key = data.split_key(split)
     # Hydra merges `key={...}` into the existing mapping, so that only `~` removes an entry.
     remedy = "Leave it out: " + override(f"~{key}") if data.is_optional(split) else f"Set {key}"
-    if available == ["train"] and key == "task.validation.validation":
+    if available == ["train"] and (key == "task.validation.validation" or not data.is_optional(split)):
         remedy = "Take parts of it: " + override("task.train", "train[:90%]", key, "train[90%:]")
         if split == "validation" and "split_off" in type(data).model_fields:
             remedy = override("task.split_off", 0.1) + " takes a tenth of the rows for validation."
