@@ -182,7 +182,7 @@ class Case:
             optim=Optim(**{"lr": 3e-3, "batch_size": 16, "epochs": 3} | dict(self.optim)),
             seed=5,
             device=CPU,
-            runtime=Runtime(log_every=1),
+            runtime=Runtime(log_every=1, checkpoint_steps=4),
             group=group,
             folder=self.folder,
             log_metrics=report,
