@@ -135,7 +135,7 @@ def test_missing_labels_are_refused(tmp_path: Path) -> None:
     features = datasets.Features({"label": datasets.ClassLabel(names=NAMES)})
     datasets.Dataset.from_dict({"label": [0, 2, -1]}, features=features).to_parquet(tmp_path / "gold.parquet")
     (tmp_path / "labels.csv").write_text("prediction\nno\nyes\nyes\n")
-    with pytest.raises(UserError, match="lacks 1 labels\n  Add them, or take --type multilabel"):
+    with pytest.raises(UserError, match="lacks 1 label\n  Add them, or --type multilabel"):
         compared(tmp_path, "gold.parquet", "labels.csv")
 
 

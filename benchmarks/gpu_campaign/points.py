@@ -2,8 +2,7 @@
 
     python -m benchmarks.gpu_campaign.points
 
-The teacher is in the store, as in a grid. The first point fills the cache of the teacher's
-outputs.
+The teacher is in the store, as in a grid. The first point fills the cache of the teacher's outputs.
 """
 
 import argparse

@@ -79,7 +79,7 @@ def type_of(gold: Values, sample: Values) -> str:
 def _classification(metric: str, gold: Values, files: Sequence[Values], order: Sequence[str]) -> list[Scored]:
     (gold_names,) = _class_names([[*map(label_text, gold.values)]], order)
     if unlabeled := gold_names.count(""):
-        raise UserError("--gold", gold.file, f"lacks {unlabeled:,} labels", "Add them, or take --type multilabel.")
+        raise UserError("--gold", gold.file, f"lacks {quantity(unlabeled, 'label')}", "Add them, or --type multilabel.")
     names = {*gold_names, *(name for file in files for name in file.names)}
     classes = [*order] or sorted(names, key=lambda name: (len(name), name) if name.isdigit() else (99, name))
     if metric in metrics.OF_SECOND_CLASS and (len(classes) != 2 or not (order or classes == ["0", "1"])):

@@ -130,7 +130,7 @@ class Runtime(Schema):
             activations: less memory, more time, the same numbers.
         graphs: record updates on a GPU as CUDA graphs, and replay them: the GPU then does not wait for Python.
         checkpoint_minutes: largest number of minutes between two checkpoints. The end of an epoch writes one earlier
-            if that takes less than a twentieth of the time since the last one, or the epoch replaces the best one.
+            if that takes less than a twentieth of the time since the last one, or its model replaces the best.
         pause_after: number of epochs after which the requested stage stops; the same command without this option
             resumes it.
         checkpoint_steps: number of steps between two checkpoints, in addition to ``checkpoint_minutes``; None for no

@@ -83,8 +83,7 @@ def fit(training: Training) -> History:
                 training.save()
                 raise KeyboardInterrupt
             training.end_epoch()
-            (stop,), _ = group.agree([bool(interrupts)])
-            if stop or training.checkpoint_due():
+            if (stop := any(group.agree([bool(interrupts)])[0])) or training.checkpoint_due():
                 training.save()
             if stop:
                 raise KeyboardInterrupt
@@ -301,7 +300,8 @@ class Training:
         if self.group.is_main:
             save_checkpoint(self.folder / CHECKPOINT, self.history, self.stateful)
         self.meter.restart()
-        self.last_save, self.saved_step, self.save_seconds = (now := time.monotonic()), self.history.step, now - started
+        self.last_save, self.saved_step = time.monotonic(), self.history.step
+        self.save_seconds = self.last_save - started
 
 
 def _add(totals: dict[str, Tensor], values: Mapping[str, Tensor], weight: float | Tensor = 1.0) -> None:
