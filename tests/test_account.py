@@ -65,8 +65,18 @@ def test_a_transfer_set_is_accounted_for_before_it_is_tokenized(tmp_path: Path, 
     overrides = ("method=kd", "student=truncated", "transfer=custom", f"transfer.parts={{inputs: {part}}}")
     lines = lines_of(compose, own, *overrides, "teacher=labels", "task.probabilities=[z0,z1]")
     assert "train.csv 6 rows" in lines["data"].text
-    assert lines["data"].text.endswith("text = body; not read: label"), "the scores are read"
+    assert lines["data"].text.endswith("text = body, evaluated on text; not read: label"), "the scores are read"
     assert "lengths" in lines
+
+
+def test_scores_that_are_not_the_teacher_are_named(tmp_path: Path, compose: Compose) -> None:
+    """Rows without scores were left out without a word, although nothing else read these."""
+    folder = save(tmp_path, train=ROWS[:20], validation=ROWS[40:])
+    rows = "".join(f"{text},{label},{number % 2},{1 - number % 2}\n" for number, (text, label) in enumerate(ROWS[:20]))
+    (folder / "train.csv").write_text(f"text,label,z0,z1\n{rows}no score,no,,\n", encoding="utf-8")
+    line = lines_of(compose, folder, "method=nkd", "task.probabilities=[z0,z1]")["scores"]
+    assert "1 of 21 rows without a score left out" in line.text
+    assert "these scores are not the teacher here (teacher=labels)" in line.warnings
 
 
 def test_files_that_look_like_those_of_a_split_are_named(tmp_path: Path, compose: Compose) -> None:

@@ -101,6 +101,10 @@ def test_a_folder_of_images_becomes_a_student_by_one_command(
     header, *rows = capsys.readouterr().out.splitlines()
     assert header == "index,prediction," + ",".join(f"p_{name}" for name in CLASSES)
     assert [row.split(",")[1] for row in rows] == [CLASSES[number] for number in kept["outputs"][:3].argmax(1)]
+    run_subcommand("predict", [str(result_file.parent), str(images_folder / "test"), "--device", "cpu"])
+    cells = [row.split(",") for row in capsys.readouterr().out.splitlines()[1:]]
+    assert [own[1] for own in cells] == [CLASSES[number] for number in kept["outputs"].argmax(1)]
+    assert [own[-1] for own in cells] == sorted(map(str, (images_folder / "test").glob("*/*")))
     page = html(tabulate(read_results([result_file.parent])), "images")
     assert all(base64.b64encode(sheet.read_bytes()).decode() in page for sheet in sheets)
 

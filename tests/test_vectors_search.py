@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from distill_runner.common.errors import UserError
 from distill_runner.deploy.folder import ModelFolder
 from distill_runner.tasks import make_task
+from distill_runner.tasks.split_account import data_line
 from distill_runner.tasks.vectors.retrieval import Judgments, nearest, query_scores
 from distill_runner.tasks.vectors.task import pair_similarities
 
@@ -215,6 +216,9 @@ def test_scores_are_required_where_pairs_are_judged(tmp_path: Path) -> None:
     assert len(judged.texts) == 2
     assert judged.labels is not None
     assert len(task.examples(task.train).texts) == 1
+    splits = (task.train, *task.validation.values())
+    accounts = {split: task.account(split, task.examples(split), []) for split in splits}
+    assert data_line(accounts, {}, "text").text.endswith("; text = a, evaluated on a + b")
 
 
 def test_an_answer_with_the_id_of_its_question_is_refused(tmp_path: Path) -> None:

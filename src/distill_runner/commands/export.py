@@ -53,8 +53,7 @@ def export(options: Namespace) -> int:
     limit_threads(options.threads)
     started, target = time.time(), model.model
     if model.run is None:
-        target = options.out or EXPORTS / Path(options.folder.partition("@")[0]).name
-        _copy(model, target)
+        _copy(model, options.out or EXPORTS / Path(options.folder.partition("@")[0]).name)
     with TemporaryDirectory() as scratch:
         teacher = _teacher(model.run) if model.run else None
         models = {"teacher": (teacher, Path(scratch))} if teacher else {}

@@ -60,8 +60,7 @@ def _table(parser: Parser) -> None:
     compare = "test the first row, or method, against the others; may be repeated"
     parser.add_argument("--compare", nargs="+", action="append", default=[], metavar="ROW", help=compare)
     _add_margin(parser)
-    pictures = "pictures to embed in the HTML page"
-    parser.add_argument("--picture", nargs="+", type=Path, default=[], metavar="FILE", help=pictures)
+    parser.add_argument("--picture", nargs="+", type=Path, default=[], metavar="FILE", help="pictures in the HTML page")
 
 
 @_subcommand("table:show_comparison")
@@ -148,7 +147,7 @@ def _predict(parser: Parser) -> None:
       distill-run predict distilbert/distilbert-base-uncased-finetuned-sst-2-english new.jsonl --out predictions.csv
     """
     parser.add_argument("folder", help=_MODEL)
-    formats = "CSV, TSV, JSON, JSON lines or Parquet, with the task's columns; .conll; or .txt, a text in each line"
+    formats = "CSV, TSV, JSON, JSON lines or Parquet, with the task's columns; .conll; .txt, a text a line; or images"
     parser.add_argument("file", type=Path, help=formats)
     parser.add_argument("--encoding", metavar="NAME", help="encoding of the file, such as cp1252 (default: UTF-8)")
     _add_out(parser, "CSV file to write, JSON lines or .conll for labels of words (default: standard output)")
@@ -168,8 +167,7 @@ def _submit(parser: Parser) -> None:
     """
     parser.add_argument("folders", nargs="+", type=Path, help="folders of finished runs, one for each task")
     _add_out(parser, "submission.zip, or answers.json for questions", required=True)
-    split = "split to answer, for questions (default: the first test split, else the first validation split)"
-    parser.add_argument("--split", metavar="NAME", help=split)
+    parser.add_argument("--split", metavar="NAME", help="split of questions (default: the first test, else validation)")
     parser.add_argument("--fill", action="store_true", help="write constants for the tasks without a student")
     parser.add_argument("--device", default="auto", help=DEVICE_HELP)
 
@@ -183,8 +181,7 @@ def _export(parser: Parser) -> None:
       distill-run export my_model --data labeled.csv --within 1       the exit code is 1 if int8 may lose a point
     """
     parser.add_argument("folder", help=_MODEL)
-    data = "labeled examples, with columns as in task=custom (default: the validation split of the run)"
-    parser.add_argument("--data", type=Path, metavar="FILE", help=data)
+    parser.add_argument("--data", type=Path, metavar="FILE", help="labeled file (default: the run's validation split)")
     limit = "test that int8 scores less than this below torch; exit code 1 if that is not shown"
     parser.add_argument("--within", type=_positive("--within", float), metavar="POINTS", help=limit)
     out = "folder of the export of a model without a run (default: outputs/exports/<name>)"
@@ -230,8 +227,7 @@ def _dashboard(parser: Parser) -> None:
     parser.add_argument("--project", default="distill-run", help="as in tracker.project (default: %(default)s)")
     parser.add_argument("--entity", help="user or team, as in tracker.entity (default: the account's own)")
     parser.add_argument("--sweep", help="show only the runs of this sweep, by the name of its folder in outputs/sweeps")
-    as_json = "print the dashboard as JSON instead; needs no account and no network"
-    parser.add_argument("--print", action="store_true", help=as_json)
+    parser.add_argument("--print", action="store_true", help="print it as JSON, without an account or network")
 
 
 @_subcommand("track:track")
@@ -282,8 +278,7 @@ def task_options(overrides: Sequence[str]) -> dict[str, Any]:
 def _add_filters(parser: Parser) -> None:
     parser.add_argument("--task", nargs="+", metavar="TASK", help="only these tasks")
     parser.add_argument("--method", nargs="+", metavar="METHOD", help="only these methods")
-    split = "settings of a grid whose values are rows, such as optim.lr"
-    parser.add_argument("--split", nargs="+", default=[], metavar="SETTING", help=split)
+    parser.add_argument("--split", nargs="+", default=[], metavar="SETTING", help="settings that are rows: optim.lr")
 
 
 def _add_margin(parser: Parser) -> None:

@@ -153,8 +153,7 @@ def applied_assumptions(part: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
         value, option_path = getattr(part, name), (*path, name)
         for assumption in field.metadata:
             if isinstance(assumption, Assumption) and assumption.applies_to(value):
-                key = ".".join(word for word in option_path if word not in STRUCTURE)
-                yield assumption.line(key, value)
+                yield assumption.line(".".join(word for word in option_path if word not in STRUCTURE), value)
         yield from applied_assumptions(value, option_path)
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ from distill_runner.training.devices import Device
 
 log = logging.getLogger(__name__)
 Prediction = TypeVar("Prediction")
+Reader = Callable[[np.ndarray, Split, Examples], Prediction]
 AS_THEY_ARE = ("None", ".Identity", ".Softmax")  # ends of names of activations that leave outputs, or probabilities
 TEST = "test"
 HEADS = {
@@ -102,8 +104,8 @@ class ModelFolder:
         head = self.task.head
         return replace(head, keeps_order=head.keeps_order or self.run is None)
 
-    def predict(self, task: Task, device: str, read: Callable[[np.ndarray, Split, Examples], Prediction]) -> Prediction:
-        """Run the model on the test split of ``task`` and return ``read(outputs, split, examples)``.
+    def predict(self, task: Task, device: str, read: Reader[Prediction], examples: Any = None) -> Prediction:
+        """Run the model on examples and return ``read(outputs, split, examples)``.
 
         The split is on disk only during the call, hence the callback.
 
@@ -111,6 +113,7 @@ class ModelFolder:
             task: the model's task, with other data or the same.
             device: name of the device.
             read: function of the outputs of the head, the split, and the examples that the split was written from.
+            examples: None takes those of the test split of ``task``.
         """
         quiet_transformers()
         try:
@@ -120,7 +123,7 @@ class ModelFolder:
         model = place.place(load_model(self.model, self.head))
         tokenizer = tokenizer_of(self.model, task)
         with TemporaryDirectory() as folder:
-            examples = task.examples(task.test[TEST])
+            examples = examples or task.examples(task.test[TEST])
             if cut := task.write(Path(folder), examples, tokenizer):
                 log.warning("%d of %d examples are cut at %d tokens", cut, len(examples), task.num_positions)
             split = task.open(Path(folder))
@@ -135,7 +138,8 @@ class ModelFolder:
     ) -> tuple[str | bytes, AccountLine]:
         """Return the predictions for the examples in ``file``, as the content of a prediction file, and their account.
 
-        The columns of ``file`` must have the names of the task's columns. In a ``.txt`` file, each line is a text.
+        The columns of ``file`` must have the names of the task's columns. In a ``.txt`` file, each line is a text. A
+        student of images also takes an image, or a folder of them, and writes their names.
 
         Args:
             encoding: as ``Dataset.encoding``, for this file.
@@ -143,7 +147,8 @@ class ModelFolder:
         Raises:
             UserError: the file cannot be read, or predictions are not written in this format.
         """
-        require_table("file", file)
+        if (images := self.task.examples_in(file)) is None:
+            require_table("file", file)
         formats = self.task.prediction_formats
         if suffix and (suffix := suffix.lower()) not in formats:
             problem = f"predictions of this model ({self.task.type}) are not written in this format"
@@ -153,6 +158,10 @@ class ModelFolder:
         if self.task.unread_files:
             remedy = f"SentenceTransformer('{self.model}') encodes texts."
             raise UserError("folder", self.name, self.task.unread_files, remedy)
+        if images is not None:
+            read = partial(self.task.prediction_file, suffix=suffix, columns={"file": [*map(str, images.values)]})
+            line = AccountLine("data", f"{file}: {quantity(len(images), 'image', ',')}")
+            return self.predict(self.task, device, read, images), line
         # A single file is the split ``train``. Labels, which the file need not have, are not read.
         data = {"dataset": str(file), "config": None, "train": "", "test": {TEST: "train"}, "validation": {}}
         fields: dict[str, Any] = {**data, "label": "", "encoding": encoding}

@@ -90,8 +90,7 @@ class LayerMapping(Schema):
             if self.rule == rule and value is None:
                 raise UserError(f"mapping.{key}", None, f"mapping={rule} needs it", _EXAMPLES[rule])
             if self.rule not in (rule, *optional) and not is_default:
-                problem = f"mapping={self.rule} does not use it"
-                raise UserError(f"mapping.{key}", value, problem, _EXAMPLES[rule])
+                raise UserError(f"mapping.{key}", value, f"mapping={self.rule} does not use it", _EXAMPLES[rule])
         if self.rule == "explicit" and self.supervise_last:
             problem = "mapping=explicit does not use it: its list shows what is supervised"
             raise UserError("mapping.supervise_last", True, problem, _EXAMPLES["explicit"])

@@ -250,8 +250,7 @@ class LogitMatching(PredictionTerm):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         temperature, factor = self.get_buffer("softening_2")
         self.diagnostics = {"temperature": temperature.clone()}
-        target_BC = teacher.logits_OC * factor
-        return self.outputs.logit_loss(student.logits_OC, target_BC, batch, self.over_classes)
+        return self.outputs.logit_loss(student.logits_OC, teacher.logits_OC * factor, batch, self.over_classes)
 
 
 def decoupled_divergences(

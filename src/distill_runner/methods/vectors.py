@@ -195,8 +195,7 @@ class SimilarityLoss(LossTerm):
     def forward(self, student: Features, teacher: Features, batch: Batch, progress: Progress) -> Tensor:
         sizes = self.prefixes or [student.logits_OC.shape[1]]
         own, other, weights = student.logits_OC, teacher.logits_OC, batch.example_weights
-        parts = [similarity_kl(own[:, :size], other, self.temperature, weights) for size in sizes]
-        return torch.stack(parts).mean()
+        return torch.stack([similarity_kl(own[:, :size], other, self.temperature, weights) for size in sizes]).mean()
 
 
 class MarginLoss(LossTerm):

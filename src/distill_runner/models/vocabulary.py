@@ -83,8 +83,7 @@ def trim_tokenizer(tokenizer: Any, used_ids: np.ndarray, folder: Path) -> np.nda
     tokenizer.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     if AutoTokenizer.from_pretrained(folder).get_vocab() != new_ids:
-        problem = f"{type(tokenizer).__name__} reads other tokens than are saved"
-        raise UserError(_KEY, TRIM, problem, "Leave it out.")
+        raise UserError(_KEY, TRIM, f"{type(tokenizer).__name__} reads other tokens than are saved", "Leave it out.")
     return np.array([ids[token] for token in tokens], dtype=np.int64)
 
 

@@ -117,14 +117,17 @@ def example_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
 
 
 def score_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
-    """Return the line on the scores in columns of the data, if they are the stage's teacher."""
+    """Return the line on the scores in columns of the data, if there are any."""
     task = part.config.task
-    if part.teacher is None or not part.teacher.has_columns or task is None:
+    if task is None or part.has_columns or not task.has_predictions:
         return None
     absent = (_not_downloaded(part, split) for split in (part.train_split, *task.validation.values()))
     if name := next(filter(None, absent), None):
         return AccountLine("scores", f"{name} is not downloaded yet")
-    return task.scores_line(part.config.transfer)
+    line = task.scores_line(part.config.transfer)
+    if part.teacher is not None and part.teacher.has_columns:
+        return line
+    return replace(line, warnings=(*line.warnings, "these scores are not the teacher here (teacher=labels)"))
 
 
 def corpus_line(part: Stage, inputs: StageInputs) -> AccountLine | None:

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt, model_validator
 from distill_runner.common.errors import UserError, override
 from distill_runner.datasets.images import CHANNELS, Augment, Mode
 from distill_runner.datasets.readers.content import read_table
+from distill_runner.datasets.readers.formats import IMAGE_FORMATS
 from distill_runner.datasets.readers.table import TableRecord
 from distill_runner.models.metadata import read_json
 from distill_runner.tasks.classification import ClassificationTask
@@ -108,6 +109,11 @@ class ImagesTask(ClassificationTask):
             problem, remedy = f"the split '{self.train}' has no image of the class {classes}", "Leave out such classes."
             raise UserError("task.labels", f"{len(self.names)} classes", problem, remedy)
         return ImageExamples(selected_rows(table, is_used).columns[self.columns[0]], labels, split)
+
+    def examples_in(self, place: Path) -> Any:
+        paths = [place] if place.is_file() else sorted(place.rglob("*"))
+        files = [file for file in paths if file.suffix.lower() in IMAGE_FORMATS]
+        return ImageExamples(files, None, str(place)) if files else None
 
     def transfer(self, transfer: "TransferSet") -> Any:
         table = transfer_table(self, transfer)

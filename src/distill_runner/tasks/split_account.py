@@ -117,7 +117,8 @@ def data_line(
         text_of: shows an example of a split.
     """
     train = next(iter(accounts.values()))
-    parts = [short_list(_sources(accounts)), *([f"{unit} = {' + '.join(train.texts)}"] if train.texts else [])]
+    inputs = dict.fromkeys(" + ".join(account.texts) for account in accounts.values() if account.texts)
+    parts = [short_list(_sources(accounts)), *([f"{unit} = {', evaluated on '.join(inputs)}"] if inputs else [])]
     if train.label:
         counts = [f"{name} {count:,}" for name, count in train.counts.items()]
         if train.scores:

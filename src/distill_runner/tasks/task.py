@@ -230,6 +230,14 @@ class Task(TaskSplits):
             views: number of fixed random crops and flips of each image; None draws new ones in each epoch.
         """
 
+    def examples_in(self, place: Path) -> Any:
+        """Return the examples of a folder or file that is no table: its images; None for another one."""
+        return None
+
+    def columns_of(self, split: str) -> list[str]:
+        """Return the columns of a split that hold the inputs."""
+        return self.columns
+
     def account(self, split: str, examples: Any, tables: Sequence[TableRecord]) -> SplitAccount:
         """Return what was taken from the data of a split.
 
@@ -237,7 +245,7 @@ class Task(TaskSplits):
             examples: the examples of the split, as ``examples`` or ``transfer`` returns them.
             tables: what the readers took from the files.
         """
-        account = account_of_tables(split, tables, self.columns, self.label_columns)
+        account = account_of_tables(split, tables, self.columns_of(split), self.label_columns)
         read = [*self.prediction_columns, *(["id"] if self.has_ids else [])]
         account.unread = [name for name in account.unread if name not in read]
         labels, names = getattr(examples, "labels", None), self.head.names or ()
@@ -355,8 +363,7 @@ class Task(TaskSplits):
         """Check each metric, and load those of ``evaluate``, before any training."""
         for metric in self.metrics:
             if not is_external(metric):
-                problem = f"task.type={self.type} has no such metric"
-                require_choice("task.metrics", metric, self.metric_names, problem)
+                require_choice("task.metrics", metric, self.metric_names, f"task.type={self.type} has no such metric")
                 continue
             if self.output_kind is None:
                 problem = f"tasks of type {self.type} have outputs that no metric of evaluate takes"

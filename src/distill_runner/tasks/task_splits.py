@@ -101,8 +101,7 @@ class TaskSplits(Dataset):
                 if splits_overlap(split, self.train):
                     problem = f"has rows of task.train={self.train}: the model would be evaluated on training examples"
                     key, first, rest = f"task.{field}.{name}", "train[:90%]", "train[90%:]"
-                    remedy = "Take parts: " + override("task.train", first, key, rest)
-                    raise UserError(key, split, problem, remedy)
+                    raise UserError(key, split, problem, "Take parts: " + override("task.train", first, key, rest))
         for name, split in required.items():
             if other := next((key for key, value in self.validation.items() if splits_overlap(split, value)), None):
                 problem = f"has rows of task.validation.{other}={self.validation[other]}, which is scored already"

@@ -192,8 +192,7 @@ class TextTask(Task):
             problem = "needs columns of probabilities of classes, of which an example has one"
             raise UserError("task.top_k", self.top_k, problem, example)
         if self.calibrate and (self.gold == "none" or self.answers):
-            problem = "needs probabilities or raw outputs, and gold labels"
-            raise UserError("task.calibrate", True, problem, example)
+            raise UserError("task.calibrate", True, "needs probabilities or raw outputs, and gold labels", example)
         if self.select_on == HELD_OUT and not self.has_train_labels:
             problem = "holds out training examples, but these have no gold labels (task.gold=evaluation)"
             raise UserError("task.select_on", HELD_OUT, problem, override("task.select_on", "validation"))
@@ -260,10 +259,13 @@ class TextTask(Task):
     def optional_columns(self) -> list[str]:
         return self.prediction_columns
 
+    def is_training(self, split: str) -> bool:
+        """Return whether a split has the training split's name, whatever its slice and dataset, which readers cut."""
+        return parse_split(self.locate(split)[1])[0] == parse_split(self.locate(self.train)[1])[0]
+
     def required_columns(self, split: str) -> dict[str, str]:
         """Return the required columns with their fields; a test split does not need the label column."""
-        # Names are compared without slice and dataset: the reader asks with the name of the split in its own files.
-        is_training = parse_split(self.locate(split)[1])[0] == parse_split(self.locate(self.train)[1])[0]
+        is_training = self.is_training(split)
         unlabeled = self.is_test(split) or self.gold == "none" or (is_training and not self.has_train_labels)
         weight = {self.example_weight: "example_weight"} if self.example_weight and is_training else {}
         labels = dict.fromkeys(() if unlabeled else self.label_columns, "label")

@@ -422,25 +422,18 @@ def _named_columns(count: int, sentences: list[Sentence]) -> tuple[list[str], li
     are_tags = [all(_TAG.fullmatch(values[column]) for values in rows) for column in (0, -1)]
     if count == 2 and are_tags == [True, False]:
         return [TAGS, WORDS], ["tags in front of the words"]
-    kinds = [_kinds_of_tags(values[column] for values in rows) for column in range(1, count)]
-    of_last = [column for column, own in enumerate(kinds, start=1) if _are_of_one_scheme(own, kinds[-1])]
-    names = COLUMNS.get(count) or [WORDS, *(f"column_{number}" for number in range(2, count)), TAGS]
-    if len(of_last) < 2:
-        return list(names), [f"the tag is the last of {count} columns"] if count > 1 else []
+    # Columns of one scheme share half of their kinds of tags, -PER for B-PER and I-PER, or more, of the one with fewer.
+    tags = [{values[column] for values in rows} - NO_TAGS for column in range(1, count)]
+    kinds = [{re.sub("^[BIMELSU]-", "-", tag) for tag in own} for own in tags]
+    shared = [len(own & kinds[-1]) / min(len(own), len(kinds[-1])) if own and kinds[-1] else 0 for own in kinds]
+    of_last = [column for column, share in enumerate(shared, start=1) if share >= 0.5]
     names = [WORDS, *(f"column_{number}" for number in range(2, count + 1))]
+    if len(of_last) < 2:
+        names = COLUMNS.get(count, [*names[:-1], TAGS])
+        return [*names], [f"the tag is the last of {count} columns"] if count > 1 else []
     if len(of_last) == 2:
         names[of_last[0]], names[-1] = GOLD, PREDICTION
     return names, [f"{', '.join(names[column] for column in of_last)} have tags of one scheme"]
-
-
-def _kinds_of_tags(tags: Iterable[str]) -> set[str]:
-    """Return the tags of a column without O, each once; of those with a role, the type: -PER for B-PER and I-PER."""
-    return {re.sub("^[BIMELSU]-", "-", tag) for tag in {*tags} - NO_TAGS}
-
-
-def _are_of_one_scheme(one: set[str], other: set[str]) -> bool:
-    """Return whether two columns share half of the kinds of tags, or more, of the column that has fewer."""
-    return bool(one and other) and 2 * len(one & other) >= min(len(one), len(other))
 
 
 def is_conll(file: TextFile) -> bool:

@@ -132,8 +132,7 @@ def read_questions(
         num_first += trains and any(start is None and context.count(text) > 1 for text, start in answers[:1])
         if trains and offsets and offsets[0] < 0:
             problem = f"{where}: the context of question '{name}' does not contain the answer '{answers[0][0][:60]}'"
-            remedy = "Answers are parts of the context: repair or remove."
-            raise UserError("task.label", of_answers, problem, remedy)
+            raise UserError("task.label", of_answers, problem, "Answers are parts of the context: repair or remove.")
         yield Question(name, question, context, tuple(text for text, _ in answers), offsets)
     problem = "questions have an answer that is not at its offset: its nearest occurrence is used"
     other = "questions have no answer_start, and an answer that occurs several times: its first occurrence is used"

@@ -251,19 +251,16 @@ class EmbeddingsTask(VectorTask):
             raise UserError("task.train_columns", None, problem, override("task.train_columns", ["<text>"]))
         return type(task)(**task.model_dump() | {"train_columns": texts})
 
-    def _columns(self, split: str) -> list[str]:
-        if self.train_columns and self._is_training(split):
+    def columns_of(self, split: str) -> list[str]:
+        if self.train_columns and self.is_training(split):
             return self.train_columns
         if len(self.columns) == 1 and split in self.validation.values():
             problem = "has one column, but pairs of texts are scored"
             raise UserError("task.columns", self.columns, problem, override("task.columns", ["<text>", "<other>"]))
         return self.columns
 
-    def _is_training(self, split: str) -> bool:
-        if split in (*self.validation.values(), *self.test.values()):
-            return False
-        # Names are compared without slice and dataset: the reader asks with the name of the split in its own files.
-        return parse_split(self.locate(split)[1])[0] == parse_split(self.locate(self.train)[1])[0]
+    def is_training(self, split: str) -> bool:
+        return split not in (*self.validation.values(), *self.test.values()) and super().is_training(split)
 
     def required_columns(self, split: str) -> dict[str, str]:
         """Return the required columns with their fields; a training or test split does not need the score.
@@ -273,21 +270,20 @@ class EmbeddingsTask(VectorTask):
         own = [part for part in sorted(self.splits) if self.locate(part)[0] is self and parse_split(part)[0] == split]
         required = dict[str, str]()
         for part in own or [split]:
-            is_training = self._is_training(part)
+            is_training = self.is_training(part)
             field = "train_columns" if self.train_columns and is_training else "columns"
-            required |= dict.fromkeys(self._columns(part), field)
+            required |= dict.fromkeys(self.columns_of(part), field)
             required |= {} if is_training or self.is_test(part) else {self.label: "label"}
         return required
 
     def examples(self, split: str) -> Examples:
         table = read_table(self, split)
-        return Examples(example_columns(table, self._columns(split), split), self.encoded_labels(table, split))
+        return Examples(example_columns(table, self.columns_of(split), split), self.encoded_labels(table, split))
 
     def encoded_labels(self, table: SplitTable, split: str) -> np.ndarray | None:
         values = self.label_values(table)
-        if not self._is_training(split) or (values and not any(map(is_blank, values))):
-            return super().encoded_labels(table, split)
-        return None
+        is_unlabeled = self.is_training(split) and (not values or any(map(is_blank, values)))
+        return None if is_unlabeled else super().encoded_labels(table, split)
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
         return encode_scores(values, self.label, split)
