@@ -153,7 +153,7 @@ def test_what_predictions_are_made_of_is_told(student: Path, tmp_path: Path, cap
     """Texts are cut, as in training; predictions of predictions keep names that can be read again."""
     (tmp_path / "a.csv").write_text(f"text\n{'a ' * 60}\nb\n")
     predictions(student, tmp_path / "a.csv")
-    assert "1 of 2 examples are cut at 48 tokens" in caplog.text
+    assert "1 of 2 texts are cut at 48 tokens" in caplog.text
     for name, source in (("b.csv", "a.csv"), ("c.csv", "b.csv"), ("d.csv", "c.csv")):
         predictions(student, tmp_path / source, "--out", name)
     head = next(csv.reader((tmp_path / "d.csv").read_text().splitlines()))

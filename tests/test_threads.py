@@ -75,5 +75,5 @@ def test_waiting_threads_spin_briefly(
         monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
-    library_switches.limit_spinning()
+    library_switches.set_early_switches()
     assert (os.environ.get("GOMP_SPINCOUNT"), os.environ["HF_DEACTIVATE_ASYNC_LOAD"]) == (expected, "1")

@@ -165,6 +165,5 @@ class FinishedRun:
         return {}
 
     def _features(self, stage: Stage, batch: Any, needs: FeatureRequest) -> Features:
-        model = load_model(self.pipeline.build(stage) / "model", stage.head).eval()
         with torch.inference_mode():
-            return extract(model, batch, needs)
+            return extract(load_model(self.pipeline.build(stage) / "model", stage.head).eval(), batch, needs)

@@ -198,9 +198,8 @@ def request_commit(repo_type: RepoType, name: str, revision: str) -> Commit:
         cached_sha = None
     try:
         connect()
-        api = HfApi()
         options: Any = {"repo_type": repo_type, "revision": revision, "timeout": REQUEST_SECONDS}
-        info = with_retries(lambda: api.repo_info(name, **options))
+        info = with_retries(lambda: HfApi().repo_info(name, **options))
     except Exception as error:
         reason = hub_error(error, repo_type, name, revision)
         if cached_sha is None or not (reason.temporary or is_offline(error)):

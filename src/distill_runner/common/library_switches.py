@@ -22,35 +22,26 @@ REQUEST_SECONDS = 10.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Constants from glibc's malloc.h."""
 
-# Sums and threads of torch
+# At the import of this package
 
 
-def make_matrix_products_reproducible() -> None:
-    """Let MKL add up each matrix product in one fixed order (``MKL_CBWR``).
-
-    With AVX-512, MKL divides long sums among its threads if matrices are small. Outputs would then depend on the number
-    of threads and on the number of texts in a batch. MKL reads the variable at its first matrix product.
-    """
+def set_early_switches() -> None:
+    """Set what libraries read once: when they are imported, or at their first matrix product. The user's own stays."""
+    # With AVX-512, MKL divides long sums among its threads if matrices are small, and outputs would depend on the
+    # number of threads and of the texts in a batch.
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-
-
-def limit_spinning() -> None:
-    """Let idle threads of OpenMP sleep after some microseconds of spinning (``GOMP_SPINCOUNT``).
-
-    By default libgomp's threads spin for long while they wait, and take the CPU from the thread they wait for if other
-    processes run. On a busy machine an update then takes 2 to 3 times as long (docs/notebook.md). libgomp reads the
-    variable when torch is imported.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:  # the user's own choice
+    # By default, idle threads of OpenMP spin for long, and take the CPU from the thread they wait for if other
+    # processes run. On a busy machine an update then takes 2 to 3 times as long (docs/notebook.md).
+    if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-def load_weights_without_threads() -> None:
-    """Let transformers read weights in the main thread (``HF_DEACTIVATE_ASYNC_LOAD``), which takes no longer.
-
-    Ctrl-C while its pool starts a thread leaves one that waits for work, and Python waits for it at its end.
-    """
+    # transformers reads weights in the main thread, which takes no longer. Ctrl-C while its pool starts a thread leaves
+    # one that waits for work, and Python waits for it at its end.
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    # Hydra warns of conf/hydra/launcher/submitit_slurm.yaml, which has the plugin's name so that its schema checks it.
+    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
+
+
+# Threads of torch
 
 
 @contextmanager
@@ -181,14 +172,3 @@ def configure_hub_client() -> None:
     hub_logging.set_verbosity(logging.CRITICAL)
     for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
-
-
-# Launchers
-
-
-def quiet_launcher_warning() -> None:
-    """Silence Hydra on ``conf/hydra/launcher/submitit_slurm.yaml``, which has the plugin's name on purpose.
-
-    The plugin's schema then checks the file.
-    """
-    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")

@@ -45,8 +45,7 @@ def f1_of_counts(counts: np.ndarray) -> np.ndarray:
 
 
 def _is_correct(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    is_multilabel = labels.ndim == 2
-    correct = ((outputs > 0) == (labels > 0)).all(axis=1) if is_multilabel else outputs.argmax(axis=1) == labels
+    correct = ((outputs > 0) == (labels > 0)).all(axis=1) if labels.ndim == 2 else outputs.argmax(axis=1) == labels
     return np.stack([correct, np.ones_like(correct)], axis=1)
 
 

@@ -121,12 +121,11 @@ class ModelFolder:
         except UserError as error:
             raise UserError("--device", device, error.problem, "Take cpu or auto.") from error
         model = place.place(load_model(self.model, self.head))
-        tokenizer = tokenizer_of(self.model, task)
         with TemporaryDirectory() as folder:
             examples = examples or task.examples(task.test[TEST])
-            if cut := task.write(Path(folder), examples, tokenizer):
-                log.warning("%d of %d examples are cut at %d tokens", cut, len(examples), task.num_positions)
-            split = task.open(Path(folder))
+            cut, split = task.write(Path(folder), examples, tokenizer_of(self.model, task)), task.open(Path(folder))
+            if cut:
+                log.warning("%d of %d texts are cut at %d tokens", cut, len(split.teacher_inputs), task.num_positions)
             outputs = predict(model, split, place)
             if not np.isfinite(outputs).all():
                 problem = f"its model gives {int((~np.isfinite(outputs)).sum())} outputs that are not finite"

@@ -116,10 +116,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
     It assumes no distribution: the median lies below all n values with probability 1 / 2^n, and so on.
     """
-    ordered = sorted(values)
-    skipped = 0
-    while 2 * (skipped + 1) < len(ordered) and 2 * bdtr(skipped + 1, len(ordered), 0.5) <= 1 - CONFIDENCE:
-        skipped += 1
+    ordered, count = sorted(values), len(values)
+    skipped = int((2 * bdtr(np.arange(1, (count + 1) // 2), count, 0.5) <= 1 - CONFIDENCE).sum())
     return ordered[skipped], ordered[-1 - skipped]
 
 

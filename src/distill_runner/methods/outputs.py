@@ -32,8 +32,7 @@ def soft_cross_entropy(
     The cross entropy differs from the KL divergence only by the teacher's entropy, so the gradient is the same.
     """
     teacher = functional.softmax(teacher_OC / temperature, dim=-1)
-    student = functional.log_softmax(student_OC / temperature, dim=-1)
-    return -weighted_mean((teacher * student).sum(dim=-1), weights_O)
+    return -weighted_mean((teacher * functional.log_softmax(student_OC / temperature, dim=-1)).sum(dim=-1), weights_O)
 
 
 def squared_error(outputs_O1: Tensor, targets_O: Tensor, weights_O: Tensor | None = None) -> Tensor:

@@ -113,9 +113,8 @@ def _static(model: ModelConfig, config: Any, source: ModelSource) -> PreTrainedM
     content = source_folder(source) or SentenceFolder()
     if content.modules.is_normalized:
         content = replace(content, modules=replace(content.modules, layers=content.modules.layers[:-1]))
-    teacher = SentenceEncoder(_load(source, AutoModel, model), content).eval()
     table = StaticModel(config)
-    fill_table(table, teacher, source.tokenizer())
+    fill_table(table, SentenceEncoder(_load(source, AutoModel, model), content).eval(), source.tokenizer())
     return table
 
 

@@ -172,11 +172,10 @@ def _project(layer: Layer, names: Sequence[Projection], h_RH: Tensor, angles: An
 
 def _rotate(x_RH: Tensor, cos_Rd: Tensor, sin_Rd: Tensor) -> Tensor:
     """Apply rotary positions (Su et al. 2021, Eq. 34), in float32 at least."""
-    size = cos_Rd.shape[1]
-    x_RNd = x_RH.unflatten(1, (-1, size)).to(torch.promote_types(x_RH.dtype, torch.float32))
+    x_RNd = x_RH.unflatten(1, (-1, cos_Rd.shape[1])).to(torch.promote_types(x_RH.dtype, torch.float32))
     first, second = x_RNd.chunk(2, -1)
-    output = x_RNd * cos_Rd[:, None] + torch.cat((-second, first), -1) * sin_Rd[:, None]
-    return output.to(x_RH.dtype).flatten(1)
+    rotated_RNd = x_RNd * cos_Rd[:, None] + torch.cat((-second, first), -1) * sin_Rd[:, None]
+    return rotated_RNd.to(x_RH.dtype).flatten(1)
 
 
 def _layer(

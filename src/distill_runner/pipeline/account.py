@@ -26,8 +26,10 @@ from distill_runner.models.vectors import source_folder
 from distill_runner.models.weights import WeightsReport
 from distill_runner.pipeline.inputs import StageInputs, account_of_examples, read_examples, weights_report
 from distill_runner.pipeline.stages import METRICS_FILE, Stage, TrimmedTokenizer
+from distill_runner.tasks.columns import percent
 from distill_runner.tasks.scores import TRANSFER
 from distill_runner.tasks.split_account import SplitAccount, data_line, length_counts, lengths_line
+from distill_runner.tasks.task_splits import HELD_OUT
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,11 @@ def task_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
         if own_hashes is not None:
             hashes[name] = own_hashes
     line = data_line(accounts, hashes, "text" if task.tokenized else "image", text_of)
-    siblings = unread_siblings(task, [record.name for account in accounts.values() for record in account.files])
+    parts = {"select the epoch": task.hold_out * (task.select_on == HELD_OUT), "are trained on": stage.share % 1}
+    texts_of_parts = [f"{percent(part)} of the training examples {what}" for what, part in parts.items() if part]
+    line = replace(line, text="; ".join([line.text, *texts_of_parts]))
+    of_task = [account for account in accounts.values() if account.split != TRANSFER]
+    siblings = unread_siblings(task, [record.name for account in of_task for record in account.files])
     yield replace(line, warnings=(*line.warnings, f"not read: {', '.join(siblings)}")) if siblings else line
     if (lengths := lengths_line(accounts)) is not None:
         yield lengths
@@ -94,7 +100,7 @@ def _read_split(stage: Stage, split: str, inputs: StageInputs) -> tuple[SplitAcc
     if task.tokenized and (tokenizer := inputs.tokenizer(stage.with_full_vocabulary)) is not None:
         with TemporaryDirectory() as folder:
             cut = task.write(Path(folder), examples.first(SAMPLE), tokenizer)
-            lengths = np.array(task.open(Path(folder)).lengths)
+            lengths = np.array(task.open(Path(folder)).teacher_inputs.lengths)
         account.lengths = length_counts(lengths, cut, task.num_positions, is_sample=rows > SAMPLE)
     return account, task.hashes(examples, None)
 
@@ -137,6 +143,8 @@ def corpus_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
     account, _ = stored
     files = [f"{record.name} {quantity(record.rows, 'row', ',')}" for record in account.files[:3]]
     files += [f"and {quantity(len(account.files) - 3, 'more file', ',')}"] if len(account.files) > 3 else []
+    limits = {part.dataset: part.limit for part in corpus.parts.values() if part.limit}
+    files += [f"at most {quantity(limit, 'document', ',')} of {name}" for name, limit in limits.items()]
     cut = f", {account.lengths['cut']:,} cut to {corpus.max_length} tokens" if account.lengths["cut"] else ""
     text = f"{', '.join(files) or account.origin}; {account.rows:,} training examples{cut}"
     return AccountLine("corpus", f"{corpus.name}: {text}", tuple(account.warnings), {"train": asdict(account)})
@@ -156,6 +164,7 @@ def weight_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
     warnings = (f"{name}: {len(report.missing)} tensors are random",) if report.fails else ()
     is_read = part.head.vectors is not None or not (source.folder / MODULES).is_file()
     unread = "" if is_read else "; its pooling for vectors (modules.json) is not read"
+    unread += f"; {quantity(depth, 'layer')} kept" if (depth := part.config.model.num_layers) else ""
     details = {"stage": part.name, **report.model_dump(mode="json")}
     return AccountLine("weights", f"{name}: {report}{unread}", warnings, details)
 

@@ -193,6 +193,7 @@ class Pipeline:
         started, job = time.monotonic(), (stage, self.store.folder, self.runtime, folder, pause_after)
         current_group().start(partial(_join_training, *job, torch.get_num_threads()))
         training = self._training(stage, data, targets, folder, pause_after, epochs_folder)
+        earlier = training.history.seconds  # of updates before an interruption
         history = fit(training)
         if epochs_folder is not None:
             link_tree(epochs_folder / EPOCH.format(history.best), folder / "model")
@@ -210,7 +211,7 @@ class Pipeline:
         config = json.loads((folder / "model" / "config.json").read_text(encoding="utf-8"))
         metrics = asdict(history) | {
             "examples_per_second": history.examples_per_second,
-            "wall_seconds": time.monotonic() - started,
+            "wall_seconds": earlier + time.monotonic() - started,
             "metrics": final_metrics | history.epochs[history.best - 1],
             "num_params": training.num_params,
             "shape": asdict(stage.shape) | {"vocab_size": config.get("vocab_size", stage.shape.vocab_size)},

@@ -112,7 +112,7 @@ class StageInputs:
             if isinstance(stage.tokenizer, TrimmedTokenizer):
                 account.retokenized = self._retokenized(stage, name, opened, self.trimmed(stage.tokenizer)[1])
             if stage_tokenizer is not None:
-                account.lengths = length_counts(opened.lengths, cut, stage.config.num_positions)
+                account.lengths = length_counts(opened.teacher_inputs.lengths, cut, stage.config.num_positions)
             write_json(folder / ACCOUNT, asdict(account))
 
         folder = self.store.get(stage.split_spec(name), write)
@@ -183,9 +183,10 @@ def account_of_examples(stage: Stage, name: str, examples: Any, tables: list[Tab
     account = task.account(name, examples, tables)
     if transfer is None or name != TRANSFER:
         return account
-    texts = list(dict.fromkeys(column for part in transfer.parts.values() for column in part.columns))
-    of_files = account_of_tables(name, tables, texts, task.prediction_columns)
-    return replace(account, texts=texts, label="", unread=of_files.unread)
+    columns = list(dict.fromkeys(column for part in transfer.parts.values() for column in part.columns))
+    of_files = account_of_tables(name, tables, columns, task.prediction_columns)
+    texts = dict.fromkeys(" + ".join(part.columns) for part in transfer.parts.values())
+    return replace(account, texts=[" or ".join(texts)], label="", unread=of_files.unread)
 
 
 def weights_report(stage: Stage) -> WeightsReport | None:

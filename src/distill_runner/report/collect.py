@@ -88,9 +88,8 @@ def select_results(folders: Sequence[Path], filters: Mapping[str, Sequence[str] 
     if not results:
         raise UserError("folder", " ".join(map(str, folders)), "holds no runs", NAME_RUNS)
     for key, values in filters.items():
-        present = {str(result[key]) for result in results}
         for value in values or []:
-            require_choice(f"--{key}", value, present, "no run has this value")
+            require_choice(f"--{key}", value, {str(result[key]) for result in results}, "no run has this value")
         results = [result for result in results if not values or result[key] in values]
     return results
 
@@ -130,10 +129,9 @@ def _problem(content: Result, folder: Path) -> str | None:
     except ValidationError as error:
         first = error.errors()[0]
         return f"it holds no complete result of a run: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-    if "score" in content:
-        parts = [content["score"], content.get("student"), content.get("specs")]
-        if None in parts or isnan(content["score"]):
-            return "its result has no score, no student or no specs"
+    parts = [content.get(name) for name in ("score", "student", "specs")]
+    if "score" in content and (None in parts or isnan(content["score"])):
+        return "its result has no score, no student or no specs"
     return None  # without a score, the run has not finished, or its last stage is not the student
 
 

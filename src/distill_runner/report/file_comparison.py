@@ -114,8 +114,7 @@ def compare_files(
         files = [file.with_classes(classes) for file in files]
     for file in (gold, *files):
         is_ranking = bool(file.values) and all(map(is_scores, file.values))
-        has_scores = file.scores is not None and are_classes
-        if not (is_ranking if kind == "retrieval" else file.values or has_scores):
+        if not (is_ranking if kind == "retrieval" else file.values or (are_classes and file.scores is not None)):
             raise UserError("--predictions", file.file, f"has no predictions of {kind}: {file.text}", RENAME)
     names, read = TYPES[kind]
     metric = metric or names[0]

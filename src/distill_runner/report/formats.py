@@ -256,17 +256,13 @@ def as_mapping(comparison: Comparison) -> dict[str, Any]:
     content |= {"p": comparison.p_values, "p_holm": dict(comparison.corrected), "examples": None}
     if examples:
         content["examples"] = {name: getattr(examples, name) for name in ("examples", "units", "differing")}
-        content["examples"]["interval"] = examples.interval and _points(*examples.interval)
+        content["examples"]["interval"] = examples.interval and [100 * bound for bound in examples.interval]
     content |= {"seeds": comparison.shared, "methods": None}
     if methods:
         variances = {name: 1e4 * getattr(methods, name) for name in ("seed_variance", "example_variance")}
-        interval = {"interval": _points(*methods.interval), "looks": methods.looks}
+        interval = {"interval": [100 * bound for bound in methods.interval], "looks": methods.looks}
         content["methods"] = {"difference": 100 * methods.difference, **interval, **variances}
     return content
-
-
-def _points(*fractions: float) -> list[float]:
-    return [100 * fraction for fraction in fractions]
 
 
 def bounds_text(low: float, high: float) -> str:

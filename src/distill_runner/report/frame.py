@@ -375,6 +375,9 @@ def _teachers(results: Sequence[Result]) -> dict[str, dict[str, dict[str, Any]]]
         if is_scored(result) and result.get("teacher_score") is not None:
             name = f"teacher {result['teacher']}"
             first = rows.setdefault(name, {}).setdefault(result["task"], result)
+            if first["metric"] != result["metric"]:
+                name += f" by {result['metric']}"
+                first = rows.setdefault(name, {}).setdefault(result["task"], result)
             if first["teacher_score"] != result["teacher_score"]:
                 score = f"{100 * result['teacher_score']:.2f}"
                 rows.setdefault(f"{name} at {score}", {}).setdefault(result["task"], result)

@@ -177,7 +177,8 @@ class Estimator:
         work = optim.num_steps(len(data)) * optim.batch_size * trained + evaluated * FORWARD * matrices
         seconds = self.seconds_in_store.get(_without_numbers(stage.spec))
         if seconds is None:
-            seconds = START_SECONDS + self._seconds(work * float(data.lengths.mean()), stage)
+            seconds = self._seconds(work * float(data.lengths.mean()), stage)
+        seconds += START_SECONDS
         size = 4 * (matrices + stage.shape.vocab_size * stage.shape.width)
         size *= num_epochs if stage.config.keep_checkpoints else 1
         return self._with_outputs(stage, seconds, size) if cached else Cost(seconds, size)

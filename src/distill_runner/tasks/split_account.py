@@ -195,5 +195,8 @@ def lengths_line(accounts: Mapping[str, SplitAccount]) -> AccountLine | None:
     if shares := [f"{name} {percent(own['cut'] / own['examples'])}" for name, own in lengths.items() if own["cut"]]:
         cut = f"longer than task.max_length={train['limit']} and cut: {', '.join(shares)}"
     median = f"over {train['limit']}" if 2 * train["cut"] > train["examples"] else str(train["median"])
-    sample = f" (of the first {train['examples']:,})" if train.get("sample") else ""
-    return AccountLine("lengths", f"median {median} tokens, {cut}{sample}", details={"splits": lengths})
+    sampled = [name for name, own in lengths.items() if own.get("sample")]
+    sample = f" (of the first {lengths[sampled[0]]['examples']:,} of {', '.join(sampled)})" if sampled else ""
+    is_divided = "train" not in sampled and train["examples"] != accounts["train"].rows
+    parts = f" in {train['examples']:,} windows or texts" if is_divided else ""
+    return AccountLine("lengths", f"median {median} tokens{parts}, {cut}{sample}", details={"splits": lengths})

@@ -75,10 +75,9 @@ def epoch_updates(
     batch_size, order = optim.batch_size, epoch_order(len(data), seed, epoch)
     if optim.bucketing:
         order = bucketed_order(data.lengths, batch_size, seed, epoch)
-    passes = rounded_up(optim.accumulation, group.size)
     for start in range(first_step * batch_size, len(order), batch_size):
         update = order[start : start + batch_size]
-        parts = np.array_split(update, min(passes, len(update)))
+        parts = np.array_split(update, min(rounded_up(optim.accumulation, group.size), len(update)))
         own_parts = parts[group.rank :: group.size]
         count = math.ceil(len(parts) / group.size)
         batches = [data.batch(part, epoch) for part in [*own_parts, parts[0]][:count]]
@@ -312,8 +311,7 @@ def predict(model: PreTrainedModel, split: Split, device: Device, group: Process
     was_training = model.training
     model.eval()
     with torch.inference_mode(), device.autocast():
-        batches = batches_by_tokens(split.lengths, device)
-        for index in islice(batches, group.rank, None, group.size):
+        for index in islice(batches_by_tokens(split.lengths, device), group.rank, None, group.size):
             batch = device.move(split.batch(index, device.length_multiple))
             logits = extract(model, batch, FeatureRequest(logits=True)).logits_OC
             if outputs is None:

@@ -59,9 +59,8 @@ COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
 @contextmanager
 def _open_bytes(file: Path) -> Iterator[Any]:
     """Open a file, decompressed if its name says that it is compressed."""
-    opener = COMPRESSIONS.get(file.suffix.lower(), lambda path: path.open("rb"))
     try:
-        with opener(file) as stream:
+        with COMPRESSIONS.get(file.suffix.lower(), lambda path: path.open("rb"))(file) as stream:
             yield stream
     except (EOFError, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:

@@ -28,8 +28,7 @@ def segment_log_softmax(values_T2: Tensor, bounds: Tensor) -> Tensor:
 
 def window_index(bounds: Tensor, num_rows: int) -> Tensor:
     """Return the index of the window of each row, (T,)."""
-    windows = torch.arange(len(bounds) - 1, device=bounds.device)
-    return windows.repeat_interleave(bounds.diff(), output_size=num_rows)
+    return torch.arange(len(bounds) - 1, device=bounds.device).repeat_interleave(bounds.diff(), output_size=num_rows)
 
 
 def window_sums(values_T: Tensor, bounds: Tensor) -> Tensor:

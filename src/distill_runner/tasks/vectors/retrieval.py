@@ -215,8 +215,14 @@ class RetrievalTask(VectorTask):
         texts = [*(queries[query] for query in number), *documents.values()]
         return RetrievalExamples([texts], None, num_queries=len(number), judgments=judgments, num_missing=num_missing)
 
+    def hashes(self, examples: Any, folder: Path | None) -> np.ndarray | None:
+        is_corpus = isinstance(examples, RetrievalExamples) and examples.judgments is None
+        return None if is_corpus else super().hashes(examples, folder)  # whose documents are searched by design
+
     def account(self, split: str, examples: Any, tables: Sequence[TableRecord]) -> SplitAccount:
         account = super().account(split, examples, tables)
+        account.texts = [name for name in (TITLE, TEXT) if name in (*account.texts, *account.unread)]
+        account.unread = [name for name in account.unread if name not in (ID, TITLE)]
         if count := getattr(examples, "num_missing", 0):
             what = quantity(count, "judgment", ",")
             account.warnings.append(f"{split}: {what} of queries or documents that the files lack, left out")
