@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import classification_report
 
+from distill_runner.common.errors import TrainingError, UserError
 from distill_runner.common.terminal import AccountLine
 from distill_runner.pipeline.account import account_of_run
 from distill_runner.report.formats import result_row
@@ -67,6 +69,9 @@ def test_a_transfer_set_is_accounted_for_before_it_is_tokenized(tmp_path: Path, 
     assert "train.csv 6 rows" in lines["data"].text
     assert lines["data"].text.endswith("text = body, evaluated on text; not read: label"), "the scores are read"
     assert "lengths" in lines
+    assert not any("not read" in warning for warning in lines["data"].warnings), "the teacher reads train.csv"
+    more = f"+transfer.parts.more={{dataset: {texts}, columns: [label]}}"
+    assert "text = body or label" in lines_of(compose, own, *overrides, more)["data"].text
 
 
 def test_scores_that_are_not_the_teacher_are_named(tmp_path: Path, compose: Compose) -> None:
@@ -95,9 +100,13 @@ def test_files_of_one_name_in_the_folders_of_two_splits_are_listed_apart(tmp_pat
 
 def test_rows_of_a_slice_are_counted(tmp_path: Path, compose: Compose) -> None:
     """Who takes a tenth of a file for validation must see how many examples that is."""
-    folder = save(tmp_path / "d", train=ROWS)
-    text = lines_of(compose, folder, "task.split_off=0.25")["data"].text
+    text = lines_of(compose, save(tmp_path / "d", train=ROWS), "task.split_off=0.25")["data"].text
     assert text.startswith("train.csv 60 rows: 45 for train, 15 for validation; text = text; label = label (no 22,")
+    folder = save(tmp_path / "d", validation=ROWS)
+    text = lines_of(compose, folder, "stages.student.share=0.5", "select_on=held_out")["data"].text
+    assert text.endswith(
+        "10.0 % of the training examples select the epoch; 50 % of the training examples are trained on"
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,12 +191,15 @@ def test_splits_in_many_files_and_of_many_classes_stay_short() -> None:
 
 def test_the_line_of_lengths_by_hand() -> None:
     """The share that is cut is the first thing to look at when a score on long texts is low."""
-    train = SplitAccount("train", lengths=length_counts(np.array([3, 5, 8, 8]), 2, 8))
+    train = SplitAccount("train", rows=4, lengths=length_counts(np.array([3, 5, 8, 8]), 2, 8))
     test = SplitAccount("test", lengths=length_counts(np.array([3, 8]), 1, 8))
     line = lengths_line({"train": train, "test": test})
     assert line is not None
     assert str(line) == "lengths  median 6 tokens, longer than task.max_length=8 and cut: train 50 %, test 50 %"
     assert not line.warnings, "the line says it"
+    parts = {"train": replace(train, rows=2), "test": replace(test, lengths={**test.lengths, "sample": True})}
+    assert "median 6 tokens in 4 windows or texts, " in str(lengths_line(parts))
+    assert str(lengths_line(parts)).endswith(" (of the first 2 of test)")
     cut = SplitAccount("train", lengths=length_counts(np.array([8, 8, 8, 3]), 3, 8))
     assert "median over 8 tokens" in str(lengths_line({"train": cut}))
     assert lengths_line({"train": SplitAccount("train")}) is None
@@ -244,3 +256,14 @@ def test_a_folder_holds_one_student(compose: Compose, tmp_path: Path) -> None:
     assert not (tmp_path / "deploy.json").exists()
     assert not (tmp_path / "model" / "onnx").exists()
     assert (tmp_path / "model" / "config.json").exists()
+    with pytest.raises(TrainingError):
+        run_stage(compose(*options, "seed=8", "optim.lr=1e30", "optim.max_steps=4"), tmp_path, SETTINGS)
+    assert not [*tmp_path.glob("result.json"), *tmp_path.glob("predictions*")], "they are of another run than model/"
+
+
+def test_a_folder_with_files_of_others_is_refused(compose: Compose, tmp_path: Path) -> None:
+    """A data set called pictures was deleted from a folder that somebody works in (hydra.run.dir=.)."""
+    (tmp_path / "pictures" / "train").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"hydra.run.dir=.*: holds pictures, which no run of this program wrote"):
+        run_stage(compose("method=nkd", f"store.dir={tmp_path}/store"), tmp_path, SETTINGS)
+    assert (tmp_path / "pictures" / "train").is_dir()

@@ -105,8 +105,7 @@ def put_beside(folder: Path, base: Path) -> None:
 
 
 def name_itself(folder: Path, base: Path) -> None:
-    other = adapter(folder.parent / "first", base)
-    adapter(folder, other)
+    adapter(folder, adapter(folder.parent / "first", base))
 
 
 WRONG = {

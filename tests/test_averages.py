@@ -169,8 +169,7 @@ def test_a_paper_s_own_row_has_the_paper_s_mean() -> None:
     line = next(line for line in value_lines(table) if line.name.startswith("alp"))
     assert round(line.values["mlqa"], 1) == round(line.values["mlqa test"], 1) == float(printed.value) == 59.0
     assert "average" not in table_lines(table)[0]
-    twice = [*splits.values(), splits["en"]]
-    assert round(100 * fmean(twice), 1) == 61.1
+    assert round(100 * fmean([*splits.values(), splits["en"]]), 1) == 61.1
 
 
 def of_test_split(test: float, content: str = "x", **changes: Any) -> dict[str, Any]:

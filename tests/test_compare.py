@@ -115,8 +115,7 @@ def test_equal_predictions_are_the_same_within_what_the_examples_allow(tmp_path:
 
 def test_seeds_of_one_distillation_are_not_seeds_of_the_method(tmp_path: Path) -> None:
     """Five fine-tunings of one distillation say nothing about another distillation; the conclusion says so."""
-    source = {"source": "stage:distil"}
-    student = {"num_layers": 4, "width": 768, "init": "first"} | source
+    student = {"num_layers": 4, "width": 768, "init": "first"} | {"source": "stage:distil"}
     alp = seeds_of(tmp_path, "a", 100, student=student)
     for run in alp:
         distil = next(key for key, spec in run["specs"].items() if spec.get("stage") == "distil")

@@ -35,8 +35,7 @@ def printed_spec(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[st
 
 
 def test_print_needs_no_account(capsys: pytest.CaptureFixture[str]) -> None:
-    spec = printed_spec("--sweep", "alp_kd/table1", capsys=capsys)
-    (runs,) = spec["section"]["runSets"]
+    (runs,) = printed_spec("--sweep", "alp_kd/table1", capsys=capsys)["section"]["runSets"]
     (condition,) = runs["filters"]["filters"]
     assert (condition["key"], condition["op"], condition["value"]) == (
         {"section": "run", "name": "group"},
@@ -45,8 +44,7 @@ def test_print_needs_no_account(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert runs["runFeed"]["columnOrder"][:3] == ["run:displayName", "summary:task", "summary:method"]
     assert runs["sort"]["keys"] == [{"key": {"section": "summary", "name": "score"}, "ascending": False}]
-    everything = printed_spec(capsys=capsys)
-    assert everything["section"]["runSets"][0]["filters"]["filters"] == []
+    assert printed_spec(capsys=capsys)["section"]["runSets"][0]["filters"]["filters"] == []
 
 
 def test_panels() -> None:

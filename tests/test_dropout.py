@@ -89,8 +89,7 @@ def test_padding_behind_the_tokens_changes_no_zero(tokens: TokenSplit) -> None:
 @settings(max_examples=20)
 @given(p=st.floats(0.01, 0.9), seed=st.integers(0, 2**63 - 1), site=st.integers(0, 100))
 def test_zeros_are_as_many_as_asked_and_the_mean_stays(p: float, seed: int, site: int) -> None:
-    offsets = torch.arange(0, 4001, 40)
-    starts, positions = offsets[:-1], torch.arange(4000) % 40
+    starts, positions = torch.arange(0, 4001, 40)[:-1], torch.arange(4000) % 40
     zeros = torch.zeros(4000, dtype=torch.long)
     batch = Batch(zeros, zeros, positions, starts, torch.arange(100), ())
     dropped = DropoutMasks(seed, batch).drop_features(torch.ones(4000, 50, dtype=torch.float64), p, site)

@@ -168,8 +168,7 @@ def test_an_example_does_not_feel_its_batch(
     tokens: TokenSplit, model_and_all: tuple[PreTrainedModel, Features], data: st.DataObject, count: int
 ) -> None:
     model, reference = model_and_all
-    index = data.draw(st.lists(st.integers(0, 63), min_size=count, max_size=count))
-    batch = tokens.batch(index)
+    batch = tokens.batch(data.draw(st.lists(st.integers(0, 63), min_size=count, max_size=count)))
     with torch.inference_mode():
         features = extract(model, batch, ALL)
     expected = reference.full(batch.index)

@@ -52,8 +52,7 @@ def test_the_simulated_t_test_is_scipys(sample: error_rates.Sample) -> None:
 
 def test_the_population_has_the_parameters_that_the_page_names() -> None:
     """Accuracy 79, seeds that scatter by 2 points, and seeds that disagree on 8 to 10% of the examples."""
-    population = Population(2.0, difference=3.0)
-    sample = population.draw(np.random.default_rng(0), 200, 10)
+    sample = Population(2.0, difference=3.0).draw(np.random.default_rng(0), 200, 10)
     assert sample.first.mean() - sample.second.mean() == pytest.approx(0.03, abs=0.005)
     assert (sample.first.mean() + sample.second.mean()) / 2 == pytest.approx(0.79, abs=0.005)
     assert sample.first.mean(axis=2).std(axis=1).mean() == pytest.approx(0.02, abs=0.004)

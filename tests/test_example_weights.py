@@ -48,8 +48,7 @@ OUTPUTS: dict[str, tuple[Outputs, int]] = {
 
 
 def batch_of(labels: Tensor, weights: Tensor | None) -> Batch:
-    count = len(labels)
-    numbers = torch.arange(count)
+    numbers = torch.arange(len(labels))
     return Batch(numbers, numbers, numbers, numbers, numbers, (), labels, example_weights=weights)
 
 
@@ -186,8 +185,7 @@ def test_dist_has_weighted_correlations(weights: list[float], seed: int) -> None
     rows = [1 - np.corrcoef(x, y)[0, 1] for x, y in zip(student, teacher, strict=True)]
     mean = np.mean(np.array(weights) * rows)
     assert predictions.correlation_over_classes(one, other, own).item() == pytest.approx(mean, abs=1e-9)
-    counts = rng.integers(1, 4, len(weights))
-    repeats = torch.from_numpy(counts)
+    repeats = torch.from_numpy(rng.integers(1, 4, len(weights)))
     twin, other_twin = (values.repeat_interleave(repeats, 0) for values in (one, other))
     counted = predictions.correlation_over_outputs(one, other, repeats.double())
     assert counted.item() == pytest.approx(predictions.correlation_over_outputs(twin, other_twin).item(), abs=1e-9)
@@ -216,8 +214,7 @@ def split_of(folder: Path, wordpiece: Any, weights: list[float]) -> TokenSplit:
 
 def test_batches_have_weights_with_a_mean_of_1_over_the_examples_that_are_used(tmp_path: Path, wordpiece: Any) -> None:
     split = split_of(tmp_path / "a", wordpiece, [1, 2, 3, 4, 0, 6, 7, 8])
-    data = TaskData(task_of(), split, {}, CPU, share=0.5)
-    batch = data.batch(np.arange(4), 0)
+    batch = TaskData(task_of(), split, {}, CPU, share=0.5).batch(np.arange(4), 0)
     own = np.array([1, 2, 3, 4, 0, 6, 7, 8])[batch.index.numpy()]
     assert batch.example_weights is not None
     np.testing.assert_allclose(batch.example_weights.numpy(), own / own.mean())

@@ -69,6 +69,15 @@ def compared(folder: Path, gold: str, *files: str, **options: Any) -> dict[str, 
     return api.compare({file: folder / file for file in files}, folder / gold, **options)
 
 
+def test_lists_of_scores_may_be_in_lines_and_an_ece_has_no_interval(tmp_path: Path) -> None:
+    """They were no JSON; and percentiles of resamples were all above the true error of a calibrated model."""
+    rows = [[{"label": name, "score": share} for name, share in zip("ab", (p, 1 - p), strict=True)] for p in (0.7, 0.4)]
+    (tmp_path / "lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "gold.csv").write_text("label\na\nb\n")
+    (method,) = compared(tmp_path, "gold.csv", "lists.jsonl", metric="ece")["methods"]
+    assert (method["score"], method["interval"]) == (pytest.approx(35), None)
+
+
 def blocks_of(rows: list[list[str]]) -> list[str]:
     return ["".join(f"word\t{tag}\n" for tag in row) for row in rows]
 

@@ -76,13 +76,11 @@ def test_validation_is_looked_at_once(compose: Compose, monkeypatch: pytest.Monk
         return predict(model, split, device, *group)
 
     monkeypatch.setattr("distill_runner.training.data.predict", watched)
-    run = compose("method=nkd", "select_on=held_out", "optim.epochs=3")
-    pipeline, stage, folder = built(run)
+    pipeline, stage, folder = built(compose("method=nkd", "select_on=held_out", "optim.epochs=3"))
     data = pipeline.inputs.data(stage)
     assert isinstance(data, TaskData)
     assert data.selection is not None
-    validation = len(data.validation["validation"])
-    assert seen == [len(data.selection)] * 3 + [validation]
+    assert seen == [len(data.selection)] * 3 + [len(data.validation["validation"])]
 
     measured = json.loads((folder / "metrics.json").read_text())
     names = list(measured["metrics"])

@@ -184,8 +184,7 @@ def test_data_under_one_path_and_weights_under_one_path_are_told_by_their_conten
     (data / "train.csv").write_text("".join(lines))
     (bert / "special_tokens_map.json").write_text('{"pad_token": "[UNK]"}')
     runs.append(finished(compose(*overrides, "seed=3")))
-    elsewhere = finished(compose("method=rkd", "task.name=own", "seed=4"))
-    names = row_names([*runs, elsewhere])
+    names = row_names([*runs, finished(compose("method=rkd", "task.name=own", "seed=4"))])
     assert len(set(names)) == 3, "a copy of the same data and weights is the same row"
     assert names[0] == names[3]
     assert f"data {data}" in names[1]

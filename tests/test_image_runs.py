@@ -89,6 +89,7 @@ def test_a_folder_of_images_becomes_a_student_by_one_command(
     model = AutoModelForImageClassification.from_pretrained(result_file.parent / "model")
     assert isinstance(model, CifarResNet)
     assert model.config.id2label == dict(enumerate(CLASSES))
+    assert "import distill_runner.models.images" in (result_file.parent / "model" / "README.md").read_text()
     reader = json.loads((result_file.parent / "model" / "preprocessor_config.json").read_text())
     assert reader["image_mean"] == [0.5, 0.5, 0.5]
     sheets = sorted((result_file.parent / "pictures").iterdir())

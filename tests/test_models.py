@@ -264,8 +264,7 @@ def test_a_source_is_resolved_once_while_its_files_stay(tiny_bert_folder: Path, 
     assert resolve_source(str(copy)) is source
     assert source.config() is not source.config()  # the caller may change it
     assert source.tokenizer() is not source.tokenizer()
-    traits = source.tokenizer_traits
-    assert traits.padding_id == source.tokenizer().pad_token_id
+    assert source.tokenizer_traits.padding_id == source.tokenizer().pad_token_id
     assert pickle.loads(pickle.dumps(source)) == source
     assert "_config" not in vars(pickle.loads(pickle.dumps(source)))
     config = json.loads((copy / "config.json").read_text())

@@ -50,8 +50,7 @@ def test_words_alone_make_a_copy(texts: list[str]) -> None:
     pairs = {*zip(*(numbers.tolist() for numbers in near_copies(own, loud)), strict=True)}
     assert pairs >= {(number, number) for number in range(len(texts))}
     both = sketches([texts, [f"only {number} here" for number in range(len(texts))]])
-    other = sketches([texts, ["another text of words"] * len(texts)])
-    assert not len(near_copies(both, other)[0])
+    assert not len(near_copies(both, sketches([texts, ["another text of words"] * len(texts)]))[0])
 
 
 @pytest.mark.parametrize("column", ["probabilities", None])

@@ -422,8 +422,7 @@ def test_whole_words_are_chosen_or_left() -> None:
         kept = chosen_T[word][~special_T[word]]
         assert len(kept.unique()) == 1 or special_T[start]
     assert chosen_T.sum().item() / (~special_T).sum().item() == pytest.approx(0.15, abs=0.01)
-    share = (masked_T[chosen_T] == 4).float().mean().item()
-    assert share == pytest.approx(0.8, abs=0.015)
+    assert (masked_T[chosen_T] == 4).float().mean().item() == pytest.approx(0.8, abs=0.015)
 
 
 def test_masking_with_probability_zero_and_one() -> None:

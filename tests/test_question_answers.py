@@ -72,8 +72,7 @@ def test_answers_to_real_questions_are_those_of_run_qa(
 
 def test_a_short_window_without_a_span_has_no_answer(wordpiece: Any, tmp_path: Path) -> None:
     """Only [CLS] and the question have high logits: the answer is empty, and nothing is divided by zero."""
-    rows = made_rows(4)
-    windows = windows_of(tmp_path, rows, wordpiece, 96, tokens=24)
+    windows = windows_of(tmp_path, made_rows(4), wordpiece, 96, tokens=24)
     logits = np.where(np.asarray(windows.begins) < 0, 9.0, 0.0)[:, None].repeat(2, 1)
     spans = question_answers.best_spans(logits, windows, n_best=1)
     assert question_answers.answer_texts(spans, windows) == [""] * 4

@@ -119,8 +119,7 @@ def test_long_questions_are_cut_and_counted(wordpiece: Any, tmp_path: Path, capl
 
 def test_a_batch_reads_all_tokens_and_knows_its_outputs(wordpiece: Any, tmp_path: Path) -> None:
     windows = windows_of(tmp_path, made_rows(20), wordpiece, 48, tokens=8)
-    index = np.array([5, 0, 7])
-    batch = windows.batch(index)
+    batch = windows.batch(np.array([5, 0, 7]))
     assert batch.head_tokens is not None
     assert windows.labels is not None
     assert batch.head_tokens.tolist() == list(range(len(batch.input_ids)))

@@ -100,8 +100,7 @@ def test_what_is_offered_is_read_as_it_is_meant(value: Any) -> None:
     offer = override("task.labels" if isinstance(value, list) else "task.dataset", value)
     ((word,),) = offer.offers
     assert shlex.split(offer) == [word]
-    parsed = PARSER.parse_override(quoted(expand_shorthand(word))).value()
-    assert plain(parsed) == value
+    assert plain(PARSER.parse_override(quoted(expand_shorthand(word))).value()) == value
 
 
 def test_text_around_them_keeps_the_offers() -> None:

@@ -139,8 +139,7 @@ def test_the_interval_is_that_of_a_plain_loop(metric: str, monkeypatch: pytest.M
     monkeypatch.setattr(resampling, "DRAWS", 15)
     first, second, labels = outputs_and_labels(metric)
     test = paired_scores(metric, first, second, labels).test()
-    draw = np.random.default_rng(resampling.SEED)
-    rows = draw.integers(len(labels), size=(15, len(labels)))
+    rows = np.random.default_rng(resampling.SEED).integers(len(labels), size=(15, len(labels)))
 
     def difference(sample: np.ndarray) -> float:
         scores = [[by_others(metric, run[sample], labels[sample]) for run in runs] for runs in (first, second)]
@@ -178,8 +177,7 @@ def test_p_is_that_of_swapped_predictions(metric: str, seeds: tuple[int, int]) -
                 both = np.where(mask, other, one), np.where(mask, one, other)
                 scores.append(by_others(name, both[0], gold) - by_others(name, both[1], gold))
         differences.append(np.mean(scores))
-    reference = np.mean(np.abs(differences) >= abs(test.difference) - 1e-9)
-    assert test.p == pytest.approx(reference)
+    assert test.p == pytest.approx(np.mean(np.abs(differences) >= abs(test.difference) - 1e-9))
     assert test.is_exact
 
 

@@ -110,8 +110,7 @@ def test_other_stages_data_and_routes_make_rows_and_seeds_do_not() -> None:
         for number, settings in enumerate([distilled(), distilled(distil_relations_heads=12), distilled(share=0.5)])
         for seed, score in ((1, 0.9), (2, 0.5))
     ]
-    paused = {**runs[2], "key": "p", "seed": 3, "status": "paused"}
-    table = tabulate([*runs, with_specs(paused)])
+    table = tabulate([*runs, with_specs({**runs[2], "key": "p", "seed": 3, "status": "paused"})])
     rows = {name: cells["rte"] for name, cells in table.rows.items()}
     assert list(rows) == [
         "alp all, distil.relations.heads 48",
@@ -215,10 +214,11 @@ def test_a_teacher_is_told_by_its_seed() -> None:
     """Of three teachers two have the same score; a student that reads no teacher has no seed of it."""
     teachers = [(1, 0.70), (2, 0.70), (3, 0.72)]
     runs = [point(score=0.6 + seed / 100, teacher_seed=seed, teacher_score=score) for seed, score in teachers]
-    nkd = point(method="nkd", mapping=None, teacher=None, teacher_score=None)
-    table = tabulate([*runs, nkd])
+    table = tabulate([*runs, point(method="nkd", mapping=None, teacher=None, teacher_score=None)])
     assert [*table.rows] == [*(f"alp all, teacher seed {seed}" for seed in (1, 2, 3)), "nkd"]
     assert {cell.kind for _, _, cell in table.cells} == {""}
+    by_metric = tabulate([point(teacher_score=0.7), point(seed=2, metric="f1", teacher_score=0.6)])
+    assert any(str(row).endswith(" by f1") for row in by_metric.frame["row"] if str(row).startswith("teacher"))
 
 
 def test_seeds_that_have_a_teacher_each_are_one_row() -> None:

@@ -59,8 +59,7 @@ def test_the_whole_spec_of_a_student(pkd: Stage) -> None:
 
 def test_an_untrained_model_has_no_recipe(pkd: Stage) -> None:
     """Its order of examples, learning rate and share do not matter; a new head is still drawn with the seed."""
-    optim = pkd.config.optim.model_copy(update={"epochs": 0})
-    untrained = with_config(pkd, optim=optim, share=0.5)
+    untrained = with_config(pkd, optim=pkd.config.optim.model_copy(update={"epochs": 0}), share=0.5)
     assert untrained.spec == {**pkd.spec, "optim": None, "select": None, "share": None}
     model = pkd.config.model.model_copy(update={"head": "keep"})
     kept = with_config(untrained, model=model).spec

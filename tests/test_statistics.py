@@ -153,8 +153,7 @@ def test_equal_differences_of_seeds_are_rounded_numbers() -> None:
 
 def test_so_many_seeds_would_decide() -> None:
     """Simulated: with the number that is named, four of five new experiments decide."""
-    pilot = MethodTest(0.012, 5, 0.006**2, 0.002**2)
-    seeds = pilot.seeds_needed(0.005)
+    seeds = MethodTest(0.012, 5, 0.006**2, 0.002**2).seeds_needed(0.005)
     assert seeds is not None
     draw, decided = np.random.default_rng(0), 0
     for _ in range(300):

@@ -157,8 +157,7 @@ def test_two_users_share_the_gpus_of_a_machine(folder: Path) -> None:
     file, ready = folder / "distill-run-gpu-0.lock", folder / "ready"
 
     def claim_and_wait() -> None:
-        own = try_machine_lock(file)
-        assert own is not None
+        assert try_machine_lock(file) is not None
         ready.touch()
         time.sleep(60)
 

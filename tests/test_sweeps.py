@@ -351,8 +351,7 @@ def test_faults_of_points_leave_the_others_alone(tmp_path: Path, sweep: Sweep, a
     assert again.out == ended.out
     assert before == {file: file.stat().st_mtime_ns for file in before}
     (tmp_path / "faults.py").write_text(FAULTS.replace("raise ValueError", "return super().forward(*_)  #"))
-    mended = run(*grid, "sweep.retry_failed=true")
-    assert mended.code == 1
+    assert run(*grid, "sweep.retry_failed=true").code == 1
     assert counts(tmp_path) == {"failed": 2, "done": 2}
 
 
@@ -484,14 +483,12 @@ def test_halving_resumes_the_survivors_exactly(tmp_path: Path, sweep: Sweep) -> 
     assert counts(tmp_path) == {"done": 1, "paused": 3}
     assert re.search(r"halving by 2, nkd on tiny_task0: 8 of 16 epochs trained \(50 % saved\)", halved.out)
     scores = {file.parent.name: json.loads(file.read_text())["history"] for file in tmp_path.rglob("result.json")}
-    full = sweep(*grid, "store.dir=elsewhere", "hydra.sweep.dir=full/runs")
-    assert full.code == 0
+    assert sweep(*grid, "store.dir=elsewhere", "hydra.sweep.dir=full/runs").code == 0
     for name, history in scores.items():
         assert json.loads((tmp_path / "full" / "runs" / name / "result.json").read_text())["history"] == history
     rest = sweep(*grid)
     assert counts(tmp_path) == {"done": 4}
-    table = (tmp_path / "full" / "sweeps").glob("*/table.txt")
-    assert rest.out.endswith(next(table).read_text())
+    assert rest.out.endswith(next((tmp_path / "full" / "sweeps").glob("*/table.txt")).read_text())
 
 
 @pytest.mark.slow

@@ -78,8 +78,7 @@ def refusal(action: Callable[[], Any]) -> str:
 def test_hub_layout_with_class_names(tmp_path: Path) -> None:
     write(tmp_path / "glue/toy/train-00000-of-00001.parquet", SENTENCES, ["bad", "good"])
     write(tmp_path / "glue/toy/validation-00000-of-00001.parquet", PAIRS, ["bad", "good"])
-    task = make(tmp_path / "glue", config="toy")
-    train = task.examples("train")
+    train = make(tmp_path / "glue", config="toy").examples("train")
     assert train.texts == [["one", "two", "three"]]
     assert train.labels is not None
     assert train.labels.dtype == np.int64

@@ -136,8 +136,7 @@ def test_a_live_teacher_is_frozen_and_runs_as_far_as_needed(teacher: PreTrainedM
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
     # Ordinary tensors, so that a method may save them for its backward pass.
     assert not targets.cls[2].is_inference()
-    weight = torch.ones(48, requires_grad=True)
-    (targets.cls[2] * weight).sum().backward()
+    (targets.cls[2] * torch.ones(48, requires_grad=True)).sum().backward()
 
 
 def test_a_cache_holds_what_is_needed_and_no_more(tokens: TokenSplit, live: LiveTargets, cached: CachedTargets) -> None:
@@ -172,8 +171,7 @@ def test_a_cache_of_some_examples_has_their_features(
     tokens: TokenSplit, live: LiveTargets, cached: CachedTargets, tmp_path: Path
 ) -> None:
     """Bit for bit those of the whole cache, though other examples ran beside them."""
-    chosen = np.array([1, 3, 8, 17, 44, 60])
-    CachedTargets.write(tmp_path, live, examples=chosen)
+    CachedTargets.write(tmp_path, live, examples=np.array([1, 3, 8, 17, 44, 60]))
     assert [len(np.load(tmp_path / f"{name}.npy")) for name in ("logits", "cls")] == [6, 6]
     batch = tokens.batch([60, 3, 17, 44, 8])
     assert_same(CachedTargets(tmp_path, CPU, NEEDS)(batch), cached(batch))

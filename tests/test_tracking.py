@@ -214,8 +214,7 @@ RESULTS: dict[str, Any] = {"results": [{"method": "alp", "score": 0.75}, {"metho
 
 def picture(folder: Path) -> Path:
     """Of 3 by 2 red pixels."""
-    image = pytest.importorskip("PIL.Image").new("RGB", (3, 2), "red")
-    image.save(folder / "scores.png")
+    pytest.importorskip("PIL.Image").new("RGB", (3, 2), "red").save(folder / "scores.png")
     return folder / "scores.png"
 
 

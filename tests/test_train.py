@@ -465,8 +465,7 @@ def test_sgd_forgets_an_update_that_overflowed() -> None:
 @pytest.mark.parametrize("schedule", ["linear", "constant", "cosine", "steps"])
 def test_max_steps_ends_training_and_the_schedule_spans_it(make: Make, schedule: str) -> None:
     rows: Logged = []
-    training = make("nkd", log_into(rows), max_steps=6, schedule=schedule, warmup=0.4, lr=0.01)
-    history = fit(training)
+    history = fit(make("nkd", log_into(rows), max_steps=6, schedule=schedule, warmup=0.4, lr=0.01))
     assert (history.step, history.epoch, len(history.epochs)) == (6, 2, 2)  # the cut epoch is evaluated too
     assert history.examples == 96
     logged = [values["lr"] for values, _, _ in rows if "loss" in values]

@@ -96,8 +96,7 @@ def test_outputs_stay_the_same(family: str, masked_lm: bool) -> None:
 
 def test_a_moved_padding_token(tmp_path: Path) -> None:
     model = families.make("modernbert", pad_token_id=99, cls_token_id=98)
-    remaining = np.array([5, 7, 98, 99])
-    trim_embeddings(model, remaining)
+    trim_embeddings(model, np.array([5, 7, 98, 99]))
     assert (model.config.pad_token_id, model.config.cls_token_id) == (3, 2)
     assert model.get_input_embeddings().padding_idx == 3
     model.save_pretrained(tmp_path)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distill_runner.common.errors import UserError
+from distill_runner.datasets.readers.table import recorded_tables
 from distill_runner.deploy.folder import ModelFolder
 from distill_runner.tasks import make_task
 from distill_runner.tasks.split_account import data_line
@@ -107,6 +108,15 @@ def beir(folder: Path, rows: str = "q1\td1\t1\nq2\td3\t2\n") -> Path:
 def retrieval(folder: Path) -> Any:
     fields = {"name": "search", "dataset": str(folder), "validation": {"validation": "dev"}, "max_length": 16}
     return make_task(type="retrieval", epochs=1, metrics=["ndcg_at_10"], test={"test": "test?"}, **fields).resolved()
+
+
+def test_titles_and_ids_are_read_and_documents_are_searched_by_design(tmp_path: Path) -> None:
+    """The account said that titles were not read, and that the queries' documents were training data too."""
+    task = retrieval(beir(tmp_path))
+    with recorded_tables() as tables:
+        account = task.account("corpus", task.examples("corpus"), tables)
+    assert (account.texts, account.unread) == (["title", "text"], [])
+    assert task.hashes(task.examples("corpus"), None) is None
 
 
 def test_queries_search_documents_of_a_file(wordpiece: Any, tmp_path: Path) -> None:

@@ -114,8 +114,7 @@ def test_wandb_sync_uploads_a_point_and_its_sweep(
         tracker.log({"loss/kd": 0.5}, step=1, epoch=0.5)
         tracker.log({"validation/accuracy": 0.75}, step=2, epoch=1.0)
         tracker.record(Outcome({"score": 0.75}))
-    image = pytest.importorskip("PIL.Image").new("RGB", (3, 2))
-    image.save(file := wandb_home / "scores.png")
+    pytest.importorskip("PIL.Image").new("RGB", (3, 2)).save(file := wandb_home / "scores.png")
     results = [{"status": "done", "task": "rte", "method": "rkd", "score": 0.75}]
     config = TrackerConfig(name="wandb", project="pilot")
     track_sweep(config, wandb_home, "alp_kd/grid", results, "a < b", [file])

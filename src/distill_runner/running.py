@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 ENVIRONMENT = "environment.json"
 """Versions of packages and code, and the key of the run that the files in its folder are of."""
 
+OF_RUNS = ("config.yaml", "metrics.jsonl", "deploy.json", RESULT, "model", PICTURES)
+"""Names in the folder of a run that a user may give to files of another kind."""
 STUDENT = "student"
 
 
@@ -216,6 +218,9 @@ class _Run:
         """Build the stage under the lock of the run's folder, which records the status."""
         names = {**recorded_identity(self.stage, training_conditions()), **self.description}
         with locked_run(self.folder) as recorded_run:
+            if not recorded_run and (others := [name for name in OF_RUNS if (self.folder / name).exists()]):
+                problem = f"holds {', '.join(others)}, which no run of this program wrote"
+                raise UserError("hydra.run.dir", self.folder, problem, "Name another folder, so that nothing is lost.")
             is_done = recorded_run and recorded_run["status"] == "done" and recorded_run.get("key") == self.stage.key
             if is_done and self.pipeline.store.has(self.stage.spec):
                 return self._report()  # another process finished it meanwhile
@@ -224,12 +229,14 @@ class _Run:
             settings = without_secrets(yaml.safe_dump(dict(self.settings), sort_keys=False))
             with suppress(OSError, ValueError):
                 if json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")).get("key") != self.stage.key:
-                    for name in ("metrics.jsonl", "deploy.json"):
-                        (self.folder / name).unlink(missing_ok=True)
+                    log.info("%s held another run, which this one replaces", self.folder)
+                    for pattern in ("metrics.jsonl", "deploy.json", RESULT, "*predictions-*.npz"):
+                        for file in self.folder.glob(pattern):
+                            file.unlink()
                     shutil.rmtree(self.folder / "model", ignore_errors=True)
+            write_status(self.folder, "running", names)
             (self.folder / "config.yaml").write_text(settings, encoding="utf-8")
             write_json(self.folder / ENVIRONMENT, {**environment(), "key": self.stage.key})
-            write_status(self.folder, "running", names)
             try:
                 with run_errors():
                     result = self._build_with_tracker()

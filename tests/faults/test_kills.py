@@ -281,8 +281,7 @@ def test_equal_processes_train_once(
     ended = [forked.finish(process, folder) for process, folder in zip(processes, folders, strict=True)]
     tally["equal processes"] += len(folders)
     assert [end.code for end in ended] == [0] * len(folders), [end.text for end in ended]
-    built = sum(end.text.count("stage teacher: building") for end in ended)
-    assert built == 1
+    assert sum(end.text.count("stage teacher: building") for end in ended) == 1
 
 
 @pytest.mark.skipif(not LONG, reason="takes minutes: make faults")

@@ -18,7 +18,6 @@ FORMATS = ("terminal", "markdown", "csv", "latex", "html", "picture")
 _AXES = ("size", "width", "transfer_size", "transfer", "share", "updates")
 _ANALYSES = ("agreement", "samples", "history", "attention", "alpha", "states")
 _MODEL = "folder of a finished run; or folder or hub id of a model of transformers or sentence-transformers"
-DEVICE_HELP = "auto, cpu, cuda or cuda:1 (default: %(default)s)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -151,7 +150,7 @@ def _predict(parser: Parser) -> None:
     parser.add_argument("file", type=Path, help=formats)
     parser.add_argument("--encoding", metavar="NAME", help="encoding of the file, such as cp1252 (default: UTF-8)")
     _add_out(parser, "CSV file to write, JSON lines or .conll for labels of words (default: standard output)")
-    parser.add_argument("--device", default="auto", help=DEVICE_HELP)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1 (default: auto)")
     _add_overrides(parser)
 
 
@@ -169,7 +168,7 @@ def _submit(parser: Parser) -> None:
     _add_out(parser, "submission.zip, or answers.json for questions", required=True)
     parser.add_argument("--split", metavar="NAME", help="split of questions (default: the first test, else validation)")
     parser.add_argument("--fill", action="store_true", help="write constants for the tasks without a student")
-    parser.add_argument("--device", default="auto", help=DEVICE_HELP)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1 (default: auto)")
 
 
 @_subcommand("export:export")

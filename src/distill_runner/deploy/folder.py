@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -191,7 +192,8 @@ class ModelFolder:
             if of_model or not error.key.startswith("task."):
                 raise
             remedy = error.remedy.replace("task.encoding=", "--encoding ")
-            raise UserError("file", file, error.problem, remedy) from error
+            problem = re.sub(r" of split 'train'|split 'train' of ", "", error.problem)  # a file has no splits
+            raise UserError("file", file, problem, remedy) from error
 
 
 def tokenizer_of(folder: Path, task: Task) -> Any:

@@ -82,18 +82,15 @@ def principal_components(vectors: Iterable[Tensor], width: int) -> Tensor:
 
     Each component has its largest entry, by absolute value, positive.
     """
-    count, total, products = 0, None, None
+    count, total, products = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for part in vectors:
         part_nC = part.double()
         count += len(part_nC)
-        total = part_nC.sum(0) if total is None else total + part_nC.sum(0)
-        products = part_nC.T @ part_nC if products is None else products + part_nC.T @ part_nC
-    assert total is not None
-    assert products is not None
+        total = total + part_nC.sum(0)
+        products = products + part_nC.T @ part_nC
     _, vectors_CC = torch.linalg.eigh(products / count - torch.outer(total, total) / count**2)
     components = vectors_CC.flip(1)[:, :width].T
-    largest = components.gather(1, components.abs().argmax(1, keepdim=True))
-    return components * torch.where(largest < 0, -1.0, 1.0)
+    return components * torch.where(components.gather(1, components.abs().argmax(1, keepdim=True)) < 0, -1.0, 1.0)
 
 
 class VectorLoss(LossTerm):

@@ -201,8 +201,7 @@ class Electra(Family):
 
 
 def _two_layer_head(head: Any, h_RH: Tensor, activation: Callable[[Tensor], Tensor], drop: Drop) -> Tensor:
-    hidden = activation(head.dense(drop(head.dropout, h_RH, 0)))
-    return head.out_proj(drop(head.dropout, hidden, 1))
+    return head.out_proj(drop(head.dropout, activation(head.dense(drop(head.dropout, h_RH, 0))), 1))
 
 
 class DistilBert(Family):

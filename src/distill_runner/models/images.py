@@ -134,8 +134,7 @@ class CifarResNet(PreTrainedModel):
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, **_ignored: object
     ) -> ImageClassifierOutputWithNoAttention:
-        x = self.blocks(functional.relu(self.norm(self.stem(pixel_values))))
-        logits = self.classifier(x.mean(dim=(2, 3)))
+        logits = self.classifier(self.blocks(functional.relu(self.norm(self.stem(pixel_values)))).mean(dim=(2, 3)))
         loss = None if labels is None else functional.cross_entropy(logits, labels)
         return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
 

@@ -108,8 +108,7 @@ def fill_table(table: StaticModel, teacher: Any, tokenizer: Any) -> None:
     counts_V1 = torch.ones(size, 1).index_fill_(0, ignored, 0)
     vectors_VH = vectors_VH - (vectors_VH * counts_V1).sum(0) / counts_V1.sum()
     share_V1 = 1 / torch.arange(2, size + 2, dtype=torch.float64)[:, None]
-    weight_V1 = SIF / (SIF + share_V1 / share_V1.sum())
-    table.embeddings.weight.copy_(vectors_VH * counts_V1 * weight_V1)
+    table.embeddings.weight.copy_(vectors_VH * counts_V1 * (SIF / (SIF + share_V1 / share_V1.sum())))
 
 
 # Tables of other programs

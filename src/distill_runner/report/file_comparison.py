@@ -138,7 +138,8 @@ def compare_files(
     for number, (method, cell) in enumerate(cells.items()):
         # A test has the intervals of both its methods, the first of which is the first of all.
         intervals, spread = tests[max(number - 1, 0)].score_intervals, cell.points[0].spread
-        bounds = None if intervals is None else [100 * bound for bound in intervals[min(number, 1)]]
+        # Resampling raises an ECE, so that percentiles of it are no interval.
+        bounds = None if intervals is None or metric == "ece" else [100 * bound for bound in intervals[min(number, 1)]]
         rows.append({"method": method, "files": ", ".join(map(str, predictions[method])), "score": spread.mean})
         rows[-1] |= {"interval": bounds, "sd": spread.sd}
     of_labels = [row for other in others for row in _label_rows(first, other, scored)]

@@ -179,8 +179,10 @@ def _parse(file: Path, key: str, classes: Sequence[str], gold_columns: Collectio
             by_name = {name: [row.get(name) for row in by_row] for name in dict.fromkeys(chain(*by_row))}
             return _of_columns(file, key, by_name, {}, classes, gold_columns)
     class_names: Columns = {}
-    if file.suffix == ".npy" or (file.suffix == ".json" and re.match(r"\s*\[\s*[^{\s]", content)):
-        listed = json.loads(content) if is_text else np.load(file).tolist()
+    are_lists = file.suffix.startswith(".json") and len(lines) > 1 and first[:1] + first[-1:] == "[]"  # one a line
+    if are_lists or file.suffix == ".npy" or (file.suffix == ".json" and re.match(r"\s*\[\s*[^{\s]", content)):
+        text = f"[{','.join(filter(str.strip, lines))}]" if are_lists else content
+        listed = json.loads(text) if is_text else np.load(file).tolist()
         return _of_columns(file, key, {"label": listed}, class_names, classes, gold_columns)
     if is_text:
         require_format(key, file, TREC)

@@ -225,8 +225,7 @@ class Training:
                 weights = {f"model.{name}": one for name, one in self.device.rounded_weights(self.model).items()}
                 features = functional_call(Extraction(self.model), weights, (batch, self.method.student_needs))
             own = self.method(features.full(), self.teacher.features(targets), batch, progress)
-            loss = torch.stack(list(self.method.weighted_losses(own).values())).sum()
-            self.scaler.scale(loss).backward()
+            self.scaler.scale(torch.stack(list(self.method.weighted_losses(own).values())).sum()).backward()
             _add(means, {name: mean.detach() for name, mean in own.items()})
             _add(diagnostics, self.method.diagnostics(), batch.shares["example"])
         gradients = [p.grad for p in self.parameters if p.grad is not None]

@@ -22,8 +22,7 @@ def segment_log_softmax(values_T2: Tensor, bounds: Tensor) -> Tensor:
     shape = (len(bounds) - 1, values_T2.shape[1])
     highest_B2 = values_T2.new_full(shape, -torch.inf).scatter_reduce(0, index_T2, values_T2.detach(), "amax")
     shifted_T2 = values_T2 - highest_B2[window_T]
-    total_B2 = values_T2.new_zeros(shape).index_add(0, window_T, shifted_T2.exp())
-    return shifted_T2 - total_B2.log()[window_T]
+    return shifted_T2 - values_T2.new_zeros(shape).index_add(0, window_T, shifted_T2.exp()).log()[window_T]
 
 
 def window_index(bounds: Tensor, num_rows: int) -> Tensor:
