@@ -151,6 +151,9 @@ def test_every_row_is_predicted_at_its_place(
 
 def test_what_predictions_are_made_of_is_told(student: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Texts are cut, as in training; predictions of predictions keep names that can be read again."""
+    (tmp_path / "a.csv").write_text("Text\nb\n")
+    said = distill_run(tmp_path, "predict", str(student), "a.csv", "--device", "cpu").err
+    assert said.startswith("file=a.csv: a.csv has no column 'text'"), "a file has no split"
     (tmp_path / "a.csv").write_text(f"text\n{'a ' * 60}\nb\n")
     predictions(student, tmp_path / "a.csv")
     assert "1 of 2 texts are cut at 48 tokens" in caplog.text

@@ -147,8 +147,6 @@ class ModelFolder:
         Raises:
             UserError: the file cannot be read, or predictions are not written in this format.
         """
-        if (images := self.task.examples_in(file)) is None:
-            require_table("file", file)
         formats = self.task.prediction_formats
         if suffix and (suffix := suffix.lower()) not in formats:
             problem = f"predictions of this model ({self.task.type}) are not written in this format"
@@ -158,10 +156,11 @@ class ModelFolder:
         if self.task.unread_files:
             remedy = f"SentenceTransformer('{self.model}') encodes texts."
             raise UserError("folder", self.name, self.task.unread_files, remedy)
-        if images is not None:
+        if (images := self.task.examples_in(file)) is not None:
             read = partial(self.task.prediction_file, suffix=suffix, columns={"file": [*map(str, images.values)]})
             line = AccountLine("data", f"{file}: {quantity(len(images), 'image', ',')}")
             return self.predict(self.task, device, read, images), line
+        require_table("file", file)
         # A single file is the split ``train``. Labels, which the file need not have, are not read.
         data = {"dataset": str(file), "config": None, "train": "", "test": {TEST: "train"}, "validation": {}}
         fields: dict[str, Any] = {**data, "label": "", "encoding": encoding}

@@ -258,7 +258,7 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
                 x, y, (low, high) = row.place(axis), 100 * row.score, row.cost.interval
                 heights = [[y - 100 * row.interval[0]], [100 * row.interval[1] - y]]
                 widths = [[max(0.0, x - low)], [max(0.0, high - x)]] if axis == LATENCY else None
-                color = COLORS[6] if row.family is None else COLORS[0]
+                color = COLORS[6] if row.name == TEACHER else COLORS[0] if row.family is not None else COLORS[1]
                 panel.errorbar(x, y, heights, widths, elinewidth=0.8, capsize=2, color=color, marker=_MARKERS[row.form])
             panel.plot(selection.place(axis), 100 * selection.score, **CHOICE)
             panel.axhline(100 * rows[0].score - margin, **FLOOR)
@@ -273,6 +273,8 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
         points: dict[str, Any] = {"color": COLORS[0], "linestyle": ""}
         looks: dict[str, Any] = {f"student {form}": {**points, "marker": _MARKERS[form]} for form in forms}
         looks |= {"teacher": {**points, "color": COLORS[6], "marker": "o"}, "Pareto set": PARETO}
+        alone = any(row.family is None and row.name != TEACHER for row in rows)
+        looks |= {"labels alone": {**points, "color": COLORS[1], "marker": "o"}} if alone else {}
         ring = "choice" if selection.is_good else "best, but not good enough"
         legend(picture, {**looks, ring: CHOICE, f"teacher − {margin:g}": FLOOR})
         picture.draw_without_rendering()  # from here on, each point has its place

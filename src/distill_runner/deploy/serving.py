@@ -55,9 +55,8 @@ def write_service(
 def _write_server(folder: Path, name: str, program: str, task: Task) -> list[str]:
     """Write ``serve.py`` and ``Dockerfile``, and return the card's paragraphs on them."""
     is_pair = len(task.columns) > 1 and not task.single_texts
-    has_tokens = bool(Tokenizer.from_file(str(folder / "tokenizer.json")).encode("").ids)
     served = {"input": "tuple[str, str]" if is_pair else "str", "cut": task.served_cut, "largest": LARGEST}
-    served["empty"] = "" if has_tokens else EMPTY
+    served["empty"] = "" if Tokenizer.from_file(str(folder / "tokenizer.json")).encode("").ids else EMPTY
     (folder / SERVE).write_text(program + SERVICE.format(**served), encoding="utf-8")
     packages = " ".join(f"{name}=={'.'.join(version(name).split('.')[:2])}.*" for name in ("onnxruntime", "tokenizers"))
     templates = [Path(__file__).with_name(f"{one}.template") for one in ("Dockerfile", "commands")]
