@@ -157,7 +157,8 @@ def test_two_users_share_the_gpus_of_a_machine(folder: Path) -> None:
     file, ready = folder / "distill-run-gpu-0.lock", folder / "ready"
 
     def claim_and_wait() -> None:
-        assert try_machine_lock(file) is not None
+        lock = try_machine_lock(file)  # held as long as it is referred to
+        assert lock is not None
         ready.touch()
         time.sleep(60)
 

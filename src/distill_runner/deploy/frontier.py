@@ -273,8 +273,8 @@ def figure(rows: Sequence[FrontierRow], selection: FrontierRow, metric: str, tas
         points: dict[str, Any] = {"color": COLORS[0], "linestyle": ""}
         looks: dict[str, Any] = {f"student {form}": {**points, "marker": _MARKERS[form]} for form in forms}
         looks |= {"teacher": {**points, "color": COLORS[6], "marker": "o"}, "Pareto set": PARETO}
-        alone = any(row.family is None and row.name != TEACHER for row in rows)
-        looks |= {"labels alone": {**points, "color": COLORS[1], "marker": "o"}} if alone else {}
+        has_untaught = any(row.family is None and row.name != TEACHER for row in rows)
+        looks |= {"labels alone": {**points, "color": COLORS[1], "marker": "o"}} if has_untaught else {}
         ring = "choice" if selection.is_good else "best, but not good enough"
         legend(picture, {**looks, ring: CHOICE, f"teacher − {margin:g}": FLOOR})
         picture.draw_without_rendering()  # from here on, each point has its place
