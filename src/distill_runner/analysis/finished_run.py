@@ -165,5 +165,6 @@ class FinishedRun:
         return {}
 
     def _features(self, stage: Stage, batch: Any, needs: FeatureRequest) -> Features:
+        model = load_model(self.pipeline.build(stage) / "model", stage.head).eval()
         with torch.inference_mode():
-            return extract(load_model(self.pipeline.build(stage) / "model", stage.head).eval(), batch, needs)
+            return extract(model, batch, needs)

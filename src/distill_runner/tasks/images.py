@@ -111,8 +111,8 @@ class ImagesTask(ClassificationTask):
         return ImageExamples(selected_rows(table, is_used).columns[self.columns[0]], labels, split)
 
     def examples_in(self, place: Path) -> Any:
-        paths = [place] if place.is_file() else sorted(place.rglob("*"))
-        files = [file for file in paths if file.suffix.lower() in IMAGE_FORMATS]
+        paths = (path for path in (place, *sorted(place.rglob("*"))) if path.is_file())
+        files = [path for path in paths if path.suffix.lower() in IMAGE_FORMATS]
         return ImageExamples(files, None, str(place)) if files else None
 
     def transfer(self, transfer: "TransferSet") -> Any:

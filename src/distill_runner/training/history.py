@@ -73,8 +73,7 @@ def load_checkpoint(file: Path, parts: dict[str, Any], group: ProcessGroup = SIN
 class TrainingDiverged(TrainingError):
     """A loss or another logged value is not finite; the message names the step and the value."""
 
-    remedy = "Take a lower optim.lr, or a longer optim.warmup; in low precision also "
-    remedy += override("runtime.precision", "fp32")
+    remedy = "Take a lower optim.lr or a longer optim.warmup; in 16 bits also " + override("runtime.precision", "fp32")
 
 
 class Meter:
