@@ -49,11 +49,11 @@ def export(options: Namespace) -> int:
     if options.out and (model.run or options.out.is_file()):
         problem = "is not read, since the files of a run are in its folder" if model.run else "is a file"
         raise UserError("--out", options.out, problem, "Leave it out, or name the folder of a model and a new one.")
-    task, own = model.task, "model" if model.run is None else "student"
+    started, task, own = time.time(), model.task, "model" if model.run is None else "student"
     limit_threads(options.threads)
-    started, target = time.time(), model.model
+    target = model.model if model.run else options.out or EXPORTS / Path(options.folder.partition("@")[0]).name
     if model.run is None:
-        _copy(model, options.out or EXPORTS / Path(options.folder.partition("@")[0]).name)
+        _copy(model, target)
     with TemporaryDirectory() as scratch:
         teacher = _teacher(model.run) if model.run else None
         models = {"teacher": (teacher, Path(scratch))} if teacher else {}
