@@ -218,8 +218,8 @@ class _Run:
         """Build the stage under the lock of the run's folder, which records the status."""
         names = {**recorded_identity(self.stage, training_conditions()), **self.description}
         with locked_run(self.folder) as recorded_run:
-            if not recorded_run and (others := [name for name in OF_RUNS if (self.folder / name).exists()]):
-                problem = f"holds {', '.join(others)}, which no run of this program wrote"
+            if not recorded_run and (others := [*filter(Path.exists, map(self.folder.joinpath, OF_RUNS))]):
+                problem = f"holds {', '.join(file.name for file in others)}, which no run of this program wrote"
                 raise UserError("hydra.run.dir", self.folder, problem, "Name another folder, so that nothing is lost.")
             is_done = recorded_run and recorded_run["status"] == "done" and recorded_run.get("key") == self.stage.key
             if is_done and self.pipeline.store.has(self.stage.spec):

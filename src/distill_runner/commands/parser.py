@@ -187,8 +187,7 @@ def _export(parser: Parser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
     _add_overrides(parser)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch and ONNX Runtime (default: 1)")
-    number = _positive("--examples", int)
-    parser.add_argument("--examples", type=number, default=200, help="number of examples to time (default: 200)")
+    parser.add_argument("--examples", type=_positive("--examples", int), default=200, help="how many to time (200)")
     parser.add_argument("--no-int8", dest="int8", action="store_false", help="write float32 only, not 8 bits")
     parser.add_argument("--license", metavar="ID", help="license in the model card, by its id on the hub: apache-2.0")
 

@@ -70,11 +70,10 @@ def task_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
         if own_hashes is not None:
             hashes[name] = own_hashes
     line = data_line(accounts, hashes, "text" if task.tokenized else "image", text_of)
-    parts = {"select the epoch": task.hold_out * (task.select_on == HELD_OUT), "are trained on": stage.share % 1}
-    texts_of_parts = [f"{percent(part)} of the training examples {what}" for what, part in parts.items() if part]
-    line = replace(line, text="; ".join([line.text, *texts_of_parts]))
-    of_task = [account for account in accounts.values() if account.split != TRANSFER]
-    siblings = unread_siblings(task, [record.name for account in of_task for record in account.files])
+    held = f"{percent(task.hold_out)} of the training examples select the epoch" if task.select_on == HELD_OUT else ""
+    drawn = f"{percent(stage.share)} of the training examples are trained on" if stage.share < 1 else ""
+    line = replace(line, text="; ".join(filter(None, [line.text, held, drawn])))
+    siblings = unread_siblings(task, [r.name for own in accounts.values() if own.split != TRANSFER for r in own.files])
     yield replace(line, warnings=(*line.warnings, f"not read: {', '.join(siblings)}")) if siblings else line
     if (lengths := lengths_line(accounts)) is not None:
         yield lengths
@@ -124,14 +123,14 @@ def example_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
 
 def score_line(part: Stage, inputs: StageInputs) -> AccountLine | None:
     """Return the line on the scores in columns of the data, if there are any."""
-    task = part.config.task
-    if task is None or part.has_columns or not task.has_predictions:
+    task, is_learned = part.config.task, part.teacher is not None and part.teacher.has_columns
+    if task is None or part.has_columns or not (is_learned or task.prediction_columns):
         return None
     absent = (_not_downloaded(part, split) for split in (part.train_split, *task.validation.values()))
     if name := next(filter(None, absent), None):
         return AccountLine("scores", f"{name} is not downloaded yet")
     line = task.scores_line(part.config.transfer)
-    if part.teacher is not None and part.teacher.has_columns:
+    if is_learned:
         return line
     return replace(line, warnings=(*line.warnings, "these scores are not the teacher here (teacher=labels)"))
 

@@ -112,7 +112,8 @@ class StageInputs:
             if isinstance(stage.tokenizer, TrimmedTokenizer):
                 account.retokenized = self._retokenized(stage, name, opened, self.trimmed(stage.tokenizer)[1])
             if stage_tokenizer is not None:
-                account.lengths = length_counts(opened.teacher_inputs.lengths, cut, stage.config.num_positions)
+                lengths = getattr(opened, "texts", opened).lengths  # of each text of a pair whose vectors are compared
+                account.lengths = length_counts(lengths, cut, stage.config.num_positions)
             write_json(folder / ACCOUNT, asdict(account))
 
         folder = self.store.get(stage.split_spec(name), write)

@@ -117,7 +117,7 @@ def data_line(
         text_of: shows an example of a split.
     """
     train = next(iter(accounts.values()))
-    inputs = dict.fromkeys(" + ".join(account.texts) for account in accounts.values() if account.texts)
+    inputs = dict.fromkeys(filter(None, (" + ".join(train.texts), " + ".join([*accounts.values()][-1].texts))))
     parts = [short_list(_sources(accounts)), *([f"{unit} = {', evaluated on '.join(inputs)}"] if inputs else [])]
     if train.label:
         counts = [f"{name} {count:,}" for name, count in train.counts.items()]

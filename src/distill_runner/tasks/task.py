@@ -234,10 +234,6 @@ class Task(TaskSplits):
         """Return the examples of a folder or file that is no table: its images; None for another one."""
         return None
 
-    def columns_of(self, split: str) -> list[str]:
-        """Return the columns of a split that hold the inputs."""
-        return self.columns
-
     def account(self, split: str, examples: Any, tables: Sequence[TableRecord]) -> SplitAccount:
         """Return what was taken from the data of a split.
 
@@ -245,7 +241,7 @@ class Task(TaskSplits):
             examples: the examples of the split, as ``examples`` or ``transfer`` returns them.
             tables: what the readers took from the files.
         """
-        account = account_of_tables(split, tables, self.columns_of(split), self.label_columns)
+        account = account_of_tables(split, tables, self.columns, self.label_columns)
         read = [*self.prediction_columns, *(["id"] if self.has_ids else [])]
         account.unread = [name for name in account.unread if name not in read]
         labels, names = getattr(examples, "labels", None), self.head.names or ()

@@ -259,13 +259,10 @@ class TextTask(Task):
     def optional_columns(self) -> list[str]:
         return self.prediction_columns
 
-    def is_training(self, split: str) -> bool:
-        """Return whether a split has the training split's name, whatever its slice and dataset, which readers cut."""
-        return parse_split(self.locate(split)[1])[0] == parse_split(self.locate(self.train)[1])[0]
-
     def required_columns(self, split: str) -> dict[str, str]:
         """Return the required columns with their fields; a test split does not need the label column."""
-        is_training = self.is_training(split)
+        # Names are compared without slice and dataset: the reader asks with the name of the split in its own files.
+        is_training = parse_split(self.locate(split)[1])[0] == parse_split(self.locate(self.train)[1])[0]
         unlabeled = self.is_test(split) or self.gold == "none" or (is_training and not self.has_train_labels)
         weight = {self.example_weight: "example_weight"} if self.example_weight and is_training else {}
         labels = dict.fromkeys(() if unlabeled else self.label_columns, "label")

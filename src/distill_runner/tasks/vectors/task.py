@@ -260,7 +260,8 @@ class EmbeddingsTask(VectorTask):
         return self.columns
 
     def is_training(self, split: str) -> bool:
-        return split not in (*self.validation.values(), *self.test.values()) and super().is_training(split)
+        name, of_train = (parse_split(self.locate(one)[1])[0] for one in (split, self.train))
+        return name == of_train and split not in (*self.validation.values(), *self.test.values())
 
     def required_columns(self, split: str) -> dict[str, str]:
         """Return the required columns with their fields; a training or test split does not need the score.
@@ -279,6 +280,11 @@ class EmbeddingsTask(VectorTask):
     def examples(self, split: str) -> Examples:
         table = read_table(self, split)
         return Examples(example_columns(table, self.columns_of(split), split), self.encoded_labels(table, split))
+
+    def account(self, split: str, examples: Examples, tables: Sequence[Any]) -> Any:
+        account, own = super().account(split, examples, tables), self.columns_of(split)
+        account.texts, account.unread = own, [name for name in account.unread if name not in own]
+        return account
 
     def encoded_labels(self, table: SplitTable, split: str) -> np.ndarray | None:
         values = self.label_values(table)
