@@ -55,18 +55,19 @@ def test_the_lines_of_own_files(tmp_path: Path, compose: Compose) -> None:
     assert lines["lengths"].details["splits"]["train"]["limit"] == 48
     assert lines["lengths"].details["splits"]["train"]["longest"] >= longest + 2
     assert lines["lengths"].text.endswith("tokens, none cut")
+    assert lines["weights"].text.endswith("; 2 layers kept")
 
 
 def test_a_transfer_set_is_accounted_for_before_it_is_tokenized(tmp_path: Path, compose: Compose) -> None:
     """A plan without its lines hides that all unlabeled texts are cut, or that the wrong column was read."""
     texts = tmp_path / "texts"
     texts.mkdir()
-    (texts / "train.csv").write_text("body,label,z0,z1\n" + "some words,1,0,1\n" * 6, encoding="utf-8")
+    (texts / "train-0-of-1.csv").write_text("body,label,z0,z1\n" + "some words,1,0,1\n" * 6, encoding="utf-8")
     part = f"{{dataset: {texts}, columns: [body]}}"
     own = save(tmp_path / "d", train=ROWS[:20], validation=ROWS[40:])
     overrides = ("method=kd", "student=truncated", "transfer=custom", f"transfer.parts={{inputs: {part}}}")
     lines = lines_of(compose, own, *overrides, "teacher=labels", "task.probabilities=[z0,z1]")
-    assert "train.csv 6 rows" in lines["data"].text
+    assert "train-0-of-1.csv 6 rows" in lines["data"].text
     assert lines["data"].text.endswith("text = body, evaluated on text; not read: label"), "the scores are read"
     assert "lengths" in lines
     assert not any("not read" in warning for warning in lines["data"].warnings), "the teacher reads train.csv"

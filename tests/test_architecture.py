@@ -69,5 +69,4 @@ def test_one_batch_goes_through_the_files_that_the_page_names(
     assert len(updates) == 3
     assert updates[0] == updates[1] == updates[2]
     _, page = PAGE.read_text().split("## One batch through one update")
-    table = page.partition("| --- |")[2].partition("\n\n")[0]
-    assert updates[0] == set(re.findall(r"`([\w/]+\.py)`", table))
+    assert updates[0] == set(re.findall(r"`([\w/]+\.py)`", page.partition("| --- |")[2].partition("\n\n")[0]))

@@ -83,8 +83,7 @@ def test_the_test_is_normal_with_the_variance_of_the_difference() -> None:
 
 def test_a_variance_of_zero_shows_nothing() -> None:
     """All 40 examples differ by -0.5, which is no share of right answers, so the variance has no floor."""
-    scores = clustered_scores([np.full(40, -0.5)], [np.zeros(40)], np.arange(40))
-    assert scores.p_not_worse(0.6) == 1
+    assert clustered_scores([np.full(40, -0.5)], [np.zeros(40)], np.arange(40)).p_not_worse(0.6) == 1
 
 
 def test_the_simulated_test_is_that_of_a_frontier() -> None:

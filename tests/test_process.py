@@ -16,7 +16,7 @@ SOURCES = Path(distill_runner.__file__).parents[1]
 MODULES = (Path(process.__file__), Path(library_switches.__file__))
 SETTERS = re.compile(
     r"os\.environ\.(setdefault|update|pop)|os\.(chdir|putenv|sched_setaffinity|_exit|umask|nice|dup2)"
-    r"|gc\.(disable|enable|freeze|unfreeze|set_threshold)|signal\.(signal|alarm|setitimer)"
+    r"|gc\.(disable|enable|freeze|unfreeze|collect|set_threshold)|signal\.(signal|alarm|setitimer)"
     r"|sys\.path\.(insert|append|remove)|torch\.(set_(num|flush|float32|default)_\w+|use_deterministic_algorithms)"
     r"|torch\.set_printoptions|(multiprocessing|context)\.set_(start_method|forkserver_preload)"
     r"|csv\.field_size_limit|ctypes\.CDLL|set_client_factory|warnings\.filterwarnings|logging\.disable"

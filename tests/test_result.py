@@ -122,8 +122,7 @@ DATA = {
 def test_a_result_names_the_data_that_a_student_uses(
     overrides: list[str], used: dict[str, Any], compose: Compose
 ) -> None:
-    described = describe_run(compose(*overrides))
-    assert described["data"] == {**DATA, "scored_on": ["validation"], **used}
+    assert describe_run(compose(*overrides))["data"] == {**DATA, "scored_on": ["validation"], **used}
 
 
 def test_a_result_names_the_commit_and_whether_the_checkout_was_edited(

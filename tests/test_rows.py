@@ -44,8 +44,7 @@ def test_a_grid_of_several_seeds_is_chosen_by_its_means() -> None:
 
 
 def test_a_point_with_fewer_seeds_is_not_chosen() -> None:
-    of = cell(point(1e-5, 1, 0.60), point(1e-5, 2, 0.62), point(2e-5, 1, 0.70))
-    assert of.value == pytest.approx(61)
+    assert cell(point(1e-5, 1, 0.60), point(1e-5, 2, 0.62), point(2e-5, 1, 0.70)).value == pytest.approx(61)
 
 
 def test_one_run_in_two_folders_counts_once_and_a_failure_since_mended_not_at_all() -> None:

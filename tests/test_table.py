@@ -29,6 +29,7 @@ def test_row_of_a_finished_run() -> None:
         "  training   best epoch 12 of 20, 18 min, 412 examples/s",
         "  folder     outputs/0a1b2c3d",
     ]
+    assert "  training   last epoch 12 of 20, " in result_row(result(select="last"))
 
 
 def test_row_of_a_failed_and_of_an_interrupted_run() -> None:

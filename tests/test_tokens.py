@@ -260,8 +260,7 @@ def test_agreement_counts_entities(
     counts = [int(cell) for cell in capsys.readouterr().out.splitlines()[-1].split("|")[2:-1]]
     by_class = result_of(runs["rkd"])["by_class"]["validation"]
     assert sum(counts) == sum(row["support"] for row in by_class.values())
-    found = sum(row["recall"] * row["support"] for row in by_class.values())
-    assert counts[0] + counts[2] == round(found)
+    assert counts[0] + counts[2] == round(sum(row["recall"] * row["support"] for row in by_class.values()))
     run_subcommand("analyze", ["samples", str(runs["rkd"])])
     first, *table = capsys.readouterr().out.splitlines()
     assert int(first.split()[2]) == counts[1]

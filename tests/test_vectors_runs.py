@@ -52,6 +52,8 @@ def run(place: Path, *options: str, method: str = "vectors") -> tuple[Path, dict
 def test_a_run_and_its_use(place: Path) -> None:
     folder, result = run(place)
     assert (folder / "model" / "modules.json").is_file()
+    (lengths,) = [one["splits"] for one in result["account"] if one["topic"] == "lengths"]  # type: ignore[attr-defined]
+    assert lengths["validation"]["examples"] == 60, "each text of a pair is cut for itself"
     card = (folder / "model" / "README.md").read_text()
     assert "library_name: sentence-transformers" in card
     assert "SentenceTransformer" in card

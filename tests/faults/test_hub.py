@@ -155,8 +155,7 @@ def test_a_file_that_breaks_off_is_gone_on_with(hub: Hub, tiny_bert_folder: Path
 
     hub.faults = Faults(only="model.safetensors", cut_after=20_000, cuts=3, reset=reset)
     commit, name = repositories.resolve_commit("model", "acme/tiny", None), "model.safetensors"
-    folder = repositories.download(commit, [name])
-    assert (folder / name).read_bytes() == (tiny_bert_folder / name).read_bytes()
+    assert (repositories.download(commit, [name]) / name).read_bytes() == (tiny_bert_folder / name).read_bytes()
     assert hub.faults.cuts == 0
 
 

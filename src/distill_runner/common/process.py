@@ -6,6 +6,7 @@ Other modules call the functions below and never set such state themselves, whic
 
 import codecs
 import errno
+import gc
 import io
 import logging
 import multiprocessing
@@ -236,3 +237,8 @@ def deferred_interrupts() -> Iterator[list[int]]:
 def ignore_interrupts() -> None:
     """Ignore Ctrl-C, which reaches all processes of a training run. Before training, only the main process reacts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def collect_garbage() -> None:
+    """Free what only refers to itself, such as the models of an earlier run in this process."""
+    gc.collect()

@@ -100,7 +100,8 @@ class _PackedCall:
     @property
     def reads_mean(self) -> bool:
         """Whether the head reads the mean of each sequence."""
-        return self.needs.logits and self.batch.head_tokens is None and self.family.reads_mean(self.model)
+        has_classifier = self.needs.logits and self.batch.head_tokens is None and hasattr(self.model, "classifier")
+        return has_classifier and self.family.may_read_mean and self.model.config.classifier_pooling == "mean"
 
     def example_states(self, h_TH: Tensor) -> Tensor:
         """Return the state (B, H) of each example: of its first token, or pooled in a model of vectors."""

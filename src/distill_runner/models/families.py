@@ -127,10 +127,13 @@ class Family:
     Attributes:
         layer: class of the family's layers.
         offset_positions: whether position ids start after the padding id, as in RoBERTa.
+        may_read_mean: whether ``classifier_pooling`` says if a classifier reads the mean of a sequence, not its first
+            token.
     """
 
     layer: ClassVar[type[Layer]] = BertLayer
     offset_positions: ClassVar[bool] = False
+    may_read_mean: ClassVar[bool] = False
 
     def layers(self, backbone: Any) -> list[Layer]:
         return [self.layer(module) for module in backbone.encoder.layer]
@@ -151,10 +154,6 @@ class Family:
     def final_norm(self, backbone: Any, h_RH: Tensor) -> Tensor:
         """Return the output of the last layer after the final norm, if the family has one."""
         return h_RH
-
-    def reads_mean(self, model: Any) -> bool:
-        """Return whether the classification head reads the mean of a sequence instead of its first token."""
-        return False
 
     def logits(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         """Return the output of the model's head for the rows ``h_RH``."""
@@ -223,6 +222,7 @@ class DistilBert(Family):
 
 class ModernBert(Family):
     layer = ModernBertLayer
+    may_read_mean = True
 
     def layers(self, backbone: Any) -> list[Layer]:
         return [self.layer(module) for module in backbone.layers]
@@ -240,9 +240,6 @@ class ModernBert(Family):
 
     def token_labels(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         return self.head(model, h_RH, drop)
-
-    def reads_mean(self, model: Any) -> bool:
-        return hasattr(model, "classifier") and model.config.classifier_pooling == "mean"
 
     def head(self, model: Any, h_RH: Tensor, drop: Drop) -> Tensor:
         hidden = model.head(h_RH)

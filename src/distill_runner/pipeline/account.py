@@ -70,9 +70,9 @@ def task_lines(stage: Stage, inputs: StageInputs) -> Iterator[AccountLine]:
         if own_hashes is not None:
             hashes[name] = own_hashes
     line = data_line(accounts, hashes, "text" if task.tokenized else "image", text_of)
-    held = f"{percent(task.hold_out)} of the training examples select the epoch" if task.select_on == HELD_OUT else ""
-    drawn = f"{percent(stage.share)} of the training examples are trained on" if stage.share < 1 else ""
-    line = replace(line, text="; ".join(filter(None, [line.text, held, drawn])))
+    part = f"{percent(task.hold_out)} of the training examples select the epoch" if task.select_on == HELD_OUT else ""
+    subset = f"{percent(stage.share)} of the training examples are trained on" if stage.share < 1 else ""
+    line = replace(line, text="; ".join(filter(None, [line.text, part, subset])))
     siblings = unread_siblings(task, [r.name for own in accounts.values() if own.split != TRANSFER for r in own.files])
     yield replace(line, warnings=(*line.warnings, f"not read: {', '.join(siblings)}")) if siblings else line
     if (lengths := lengths_line(accounts)) is not None:

@@ -112,7 +112,7 @@ class StageInputs:
             if isinstance(stage.tokenizer, TrimmedTokenizer):
                 account.retokenized = self._retokenized(stage, name, opened, self.trimmed(stage.tokenizer)[1])
             if stage_tokenizer is not None:
-                lengths = getattr(opened, "texts", opened).lengths  # of each text of a pair whose vectors are compared
+                lengths = opened.teacher_inputs.lengths  # of each text of a pair whose vectors are compared
                 account.lengths = length_counts(lengths, cut, stage.config.num_positions)
             write_json(folder / ACCOUNT, asdict(account))
 

@@ -5,7 +5,6 @@ machine with one GPU, where a process also has to load CUDA and its libraries, t
 a point that has completed.
 """
 
-import gc
 import logging
 import multiprocessing
 import sys
@@ -127,7 +126,7 @@ def _run_points(connection: Connection) -> None:
 
             if torch.cuda.device_count() != 1:
                 sys.exit(COMPLETED)
-            gc.collect()  # the models of the point that only refer to themselves
+            process.collect_garbage()
             release_gpu()
             connection.send(COMPLETED)
 

@@ -111,8 +111,7 @@ class ImagesTask(ClassificationTask):
         return ImageExamples(selected_rows(table, is_used).columns[self.columns[0]], labels, split)
 
     def examples_in(self, place: Path) -> Any:
-        paths = (path for path in (place, *sorted(place.rglob("*"))) if path.is_file())
-        files = [path for path in paths if path.suffix.lower() in IMAGE_FORMATS]
+        files = [f for f in (place, *sorted(place.rglob("*"))) if f.suffix.lower() in IMAGE_FORMATS and f.is_file()]
         return ImageExamples(files, None, str(place)) if files else None
 
     def transfer(self, transfer: "TransferSet") -> Any:

@@ -251,15 +251,15 @@ class EmbeddingsTask(VectorTask):
             raise UserError("task.train_columns", None, problem, override("task.train_columns", ["<text>"]))
         return type(task)(**task.model_dump() | {"train_columns": texts})
 
-    def columns_of(self, split: str) -> list[str]:
-        if self.train_columns and self.is_training(split):
+    def _columns(self, split: str) -> list[str]:
+        if self.train_columns and self._is_training(split):
             return self.train_columns
         if len(self.columns) == 1 and split in self.validation.values():
             problem = "has one column, but pairs of texts are scored"
             raise UserError("task.columns", self.columns, problem, override("task.columns", ["<text>", "<other>"]))
         return self.columns
 
-    def is_training(self, split: str) -> bool:
+    def _is_training(self, split: str) -> bool:
         name, of_train = (parse_split(self.locate(one)[1])[0] for one in (split, self.train))
         return name == of_train and split not in (*self.validation.values(), *self.test.values())
 
@@ -271,24 +271,24 @@ class EmbeddingsTask(VectorTask):
         own = [part for part in sorted(self.splits) if self.locate(part)[0] is self and parse_split(part)[0] == split]
         required = dict[str, str]()
         for part in own or [split]:
-            is_training = self.is_training(part)
+            is_training = self._is_training(part)
             field = "train_columns" if self.train_columns and is_training else "columns"
-            required |= dict.fromkeys(self.columns_of(part), field)
+            required |= dict.fromkeys(self._columns(part), field)
             required |= {} if is_training or self.is_test(part) else {self.label: "label"}
         return required
 
     def examples(self, split: str) -> Examples:
         table = read_table(self, split)
-        return Examples(example_columns(table, self.columns_of(split), split), self.encoded_labels(table, split))
+        return Examples(example_columns(table, self._columns(split), split), self.encoded_labels(table, split))
 
     def account(self, split: str, examples: Examples, tables: Sequence[Any]) -> Any:
-        account, own = super().account(split, examples, tables), self.columns_of(split)
+        account, own = super().account(split, examples, tables), self._columns(split)
         account.texts, account.unread = own, [name for name in account.unread if name not in own]
         return account
 
     def encoded_labels(self, table: SplitTable, split: str) -> np.ndarray | None:
         values = self.label_values(table)
-        is_unlabeled = self.is_training(split) and (not values or any(map(is_blank, values)))
+        is_unlabeled = self._is_training(split) and (not values or any(map(is_blank, values)))
         return None if is_unlabeled else super().encoded_labels(table, split)
 
     def encode(self, values: list[Any], table: SplitTable, split: str) -> np.ndarray:
