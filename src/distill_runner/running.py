@@ -324,7 +324,7 @@ class _Run:
             lowest = {*sorted(rows, key=lambda name: rows[name]["f1"])[:MAX_CLASSES]}
             selection = [(name, row) for name, row in rows.items() if name in lowest]
             classes = (f"{name} {100 * row['f1']:.1f} ({row['support']:,})" for name, row in selection)
-            rest = f", and {len(rows) - len(selection)} that are higher" if len(rows) > len(selection) else ""
+            rest = f", and {len(rows) - len(selection)} more, none lower" if len(rows) > len(selection) else ""
             yield AccountLine("classes", f"F1 x 100 and number in {split}: {', '.join(classes)}{rest}")
 
     def _save_outputs(self) -> None:
